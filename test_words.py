@@ -1,0 +1,232 @@
+"""Word vectors against what the fastText and gensim packages gave (testdata/words_*), and files written here."""
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import words
+from words import word_vectors
+
+HERE = Path(__file__).parent
+SHARED = HERE / "../shared/data"
+FASTTEXT = HERE / "testdata/words_fasttext.bin"  # fasttext-wheel 0.9.2: skipgram, D 6, 50 buckets, n-grams of 2 to 4
+WORD2VEC = HERE / "testdata/words_word2vec.bin"  # gensim 4.4: D 5
+VOCABULARY = "old new red fake fur leather shoe boots ankle t-shirt fire hydrant fire_hydrant and Paris".split()
+
+
+def expected(path):
+    """What the package that made a file says: {word: vector}."""
+    with np.load(path.with_suffix(".npz")) as arrays:
+        return dict(zip(arrays["names"].tolist(), arrays["vectors"]))
+
+
+def rows(vocabulary=VOCABULARY, dim=3):
+    """Made-up vectors that text of six decimals holds exactly enough."""
+    return dict(zip(vocabulary, np.random.default_rng(0).standard_normal((len(vocabulary), dim)).astype(np.float32).round(4)))
+
+
+def text(vectors, header=False, end="\n"):
+    first = f"{len(vectors)} {len(next(iter(vectors.values())))}{end}" if header else ""
+    return (first + "".join(f"{w} {' '.join(f'{x:.6f}' for x in v)}{end}" for w, v in vectors.items())).encode()
+
+
+def binary(vectors, newline=b""):
+    body = b"".join(w.encode() + b" " + v.astype("<f4").tobytes() + newline for w, v in vectors.items())
+    return f"{len(vectors)} {len(next(iter(vectors.values())))}\n".encode() + body
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(content, name="vectors"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+    return put
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fasttext_model_equals_package(packed, write):
+    path = write(gzip.compress(FASTTEXT.read_bytes())) if packed else FASTTEXT
+    truth = expected(FASTTEXT)
+    names = [name for name in truth if " " not in name]
+    np.testing.assert_allclose(word_vectors(names, path), [truth[name] for name in names], atol=1e-7, rtol=0)
+    phrases = word_vectors(["Faux.Fur", "boots.ankle", "fake fur", "UNKNOWN"], path)
+    mean = (truth["fake"] + truth["fur"]) / 2
+    np.testing.assert_allclose(phrases, [truth["fake fur"], truth["ankle boots"], mean, truth["unknown"]], atol=1e-7, rtol=0)
+
+
+def test_word2vec_equals_package(write):
+    truth = expected(WORD2VEC)
+    names = list(truth)
+    assert np.array_equal(word_vectors(names, WORD2VEC), list(truth.values()))
+    assert np.array_equal(word_vectors(names, write(binary(truth, b"\n"))), list(truth.values()))
+    assert np.array_equal(word_vectors(names, write(gzip.compress(WORD2VEC.read_bytes()))), list(truth.values()))
+
+
+@pytest.mark.parametrize("content", [
+    text(rows()), text(rows(), header=True), text(rows(), end=" \n"), text(rows(), header=True, end="\r\n"), binary(rows()),
+    text({"the": rows()["old"], "old shoe": rows()["new"], ". .": rows()["new"], **rows()}),
+    text(rows()) + text({"old": rows()["new"]}), gzip.compress(text(rows())), gzip.compress(binary(rows()))],
+    ids="glove header trailing crlf word2vec spaces twice glove.gz word2vec.gz".split())
+@pytest.mark.parametrize("chunk", [64, 1 << 20])  # a small one: entries across chunks
+def test_formats_by_content(content, chunk, write, monkeypatch):
+    monkeypatch.setattr(words, "CHUNK", chunk)
+    vectors = word_vectors(VOCABULARY, write(content, "any.name"))
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, list(rows().values()), atol=1e-6)
+
+
+def test_short_numbers_are_text(write):
+    path = write(b"2 2\nold 0 1\nnew 1 0\n")
+    assert word_vectors(["new", "old"], path).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("name, kind, readings", [
+    ("Faux.Leather", "word2vec", [["fake_leather"], ["fake", "leather"]]),
+    ("faux.leather", "fasttext", [["fake leather"]]),
+    ("Nubuck", "glove", [["grainy_leather"], ["grainy", "leather"]]),
+    ("Nubuck", "text", [["Nubuck"]]),
+    ("Nubuck", "npz", [["Nubuck"]]),
+    ("Faux.Fur", "npz", [["Faux.Fur"], ["fake_fur"], ["fake", "fur"]]),
+    ("dry-erase_board", "glove", [["dry_erase_board"], ["dry", "erase", "board"]]),
+    ("traffic_light", "fasttext", [["traficlight"]]),
+    ("traffic_light", "word2vec", [["traffic_light"], ["traffic", "light"]]),
+    ("Off  White ", "glove", [["Off_White"], ["Off", "White"]]),
+    ("Red.T-Shirt", "glove", [["Red.T-Shirt"], ["Red", "T-Shirt"], ["Red", "T", "Shirt"]]),
+    ("Highlighter_and_Blush", "word2vec", [["Highlighter_and_Blush"], ["Highlighter", "and", "Blush"], ["Highlighter", "Blush"]]),
+    ("and", "glove", [["and"]]),
+    ("--", "glove", [["--"]])])
+def test_readings(name, kind, readings):
+    once = [list(words) for words in dict.fromkeys(map(tuple, words._readings(name, kind)))]
+    assert once == readings
+
+
+def test_spellings():
+    truth = expected(WORD2VEC)
+    names = ["New", "new", "CANVAS", "Canvas", "paris", "Fire Hydrant", "Old-Leather", "Faux.Leather", "old_and_leather"]
+    mean = (truth["old"] + truth["leather"]) / 2
+    wanted = [truth["New"], truth["New"], truth["canvas"], truth["Canvas"], truth["Paris"], truth["fire_hydrant"], mean,
+              (truth["fake"] + truth["leather"]) / 2, mean]
+    np.testing.assert_allclose(word_vectors(names, WORD2VEC), wanted, atol=1e-6)
+
+
+def test_npz(write, tmp_path):
+    vectors = np.arange(12, dtype=np.float64).reshape(4, 3)
+    np.savez(tmp_path / "a.npz", names=["Faux.Fur", "old", "Old", "shoe"], vectors=vectors)
+    assert word_vectors(["Old", "Faux.Fur", "old_shoe"], tmp_path / "a.npz").tolist() == [[6, 7, 8], [0, 1, 2], [6, 7, 8]]
+    np.savez(tmp_path / "b.npz", states=["old", "red"], state_vectors=vectors[:2], objects=["shoe", "fur"], object_vectors=vectors[2:])
+    assert np.array_equal(word_vectors(["old", "red", "shoe", "fur"], tmp_path / "b.npz"), vectors)
+    np.savez(tmp_path / "c.npz", names=["old"], vectors=vectors)
+    np.savez(tmp_path / "d.npz", features=vectors)
+    for name, message in {"c": r"\(4, 3\), expected \(1, D\)", "d": "expected arrays.*features"}.items():
+        with pytest.raises(ValueError, match=message):
+            word_vectors(["old"], tmp_path / f"{name}.npz")
+
+
+def test_sources_side_by_side(write):
+    names, glove = ["old", "new"], write(text(rows()), "a+b.txt")
+    apart = [word_vectors(names, source) for source in (WORD2VEC, "random", glove)]
+    assert np.array_equal(word_vectors(names, f"{WORD2VEC}+random", str(glove)), np.hstack(apart))
+    assert word_vectors([], glove, "random").shape == (0, 303)
+    with pytest.raises(ValueError, match="no word vectors named"):
+        word_vectors(names)
+
+
+def test_random_depends_on_the_name_alone():
+    both = word_vectors(["old", "new"], "random")
+    assert both.dtype == np.float32 and both.shape == (2, 300)
+    assert np.array_equal(both[::-1], word_vectors(["new", "old"], "random")) and not np.array_equal(*both)
+    many = word_vectors(map(str, range(500)), "random")
+    assert abs(many.mean()) < 0.02 and abs(many.std() - 1) < 0.02
+    assert abs(np.corrcoef(many) - np.eye(500)).max() < 0.35  # 6 standard deviations
+
+
+def test_files_under_the_root(write, tmp_path):
+    for name, place in words.FILES.items():
+        with pytest.raises(FileNotFoundError, match=f"{place}.*--download --vectors {name}"):
+            word_vectors(["old"], name, root=tmp_path)
+        write(gzip.compress(text(rows())), f"{place}.gz")
+        packed = word_vectors(["old"], name, root=tmp_path)
+        write(text(rows()), place)
+        assert np.array_equal(packed, word_vectors(["old"], name, root=tmp_path))
+    with pytest.raises(FileNotFoundError, match="expected word2vec, fasttext, glove, random or a file"):
+        word_vectors(["old"], "gloove", root=tmp_path)
+
+
+def test_all_misses_in_one_error(write):
+    path = write(text(rows()))
+    with pytest.raises(ValueError) as error:
+        word_vectors(["old", "Boots.Mid-Calf", "wet dog", "wet dog", "new"], path, WORD2VEC)
+    for part in (f"{path} has no vectors for 2 of 4 names: Boots.Mid-Calf (midcalf), wet dog (wet dog)",
+                 f"{WORD2VEC} has no vectors for 2 of 4 names: Boots.Mid-Calf (midcalf boots), wet dog", "--missing random"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match="expected \"error\""):
+        word_vectors(["old"], path, missing="skip")
+
+
+def test_missing_words_stand_in(write):
+    path, known = write(text(rows(dim=300))), rows(dim=300)
+    names, found = ["midcalf", "old", "Boots.Mid-Calf", "new"], np.array([known["old"], known["boots"], known["new"]])
+    with pytest.warns(UserWarning, match=r"2 of 4 names: midcalf \(midcalf\), Boots.Mid-Calf \(midcalf\): mean vectors"):
+        mean = word_vectors(names, path, missing="mean")
+    np.testing.assert_allclose(mean[0], found.mean(0), atol=1e-6)
+    np.testing.assert_allclose(mean[2], (found.mean(0) + known["boots"]) / 2, atol=1e-6)
+    with pytest.warns(UserWarning, match="random vectors"):
+        drawn = word_vectors(names, path, missing="random")
+        again = word_vectors(names[::-1], path, missing="random")[::-1]
+    assert np.array_equal(drawn, again) and np.array_equal(drawn[[1, 3]], mean[[1, 3]])
+    assert np.isclose(np.linalg.norm(drawn[0]), np.linalg.norm(found, axis=1).mean(), rtol=0.15)
+    np.testing.assert_allclose(drawn[2], (drawn[0] + known["boots"]) / 2, atol=1e-6)
+    with pytest.raises(ValueError, match="none of the words"):
+        word_vectors(["midcalf"], path, missing="mean")
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"<!DOCTYPE html>\n<html>", "<!DOCTYPE html>"), (b"", "b''"), (b"PK\x03\x04 no zip", "not a zip file"),
+    (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, the first word 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "could not convert"),
+    (b"old 0.1 0.2\nnew nan 1\n", "NaN"), (gzip.compress(text(rows()))[:-9], "ended before"),
+    (b"\x1f\x8bno gzip at all", "cannot read"), (words.FASTTEXT + bytes(100), "version 0"), (binary(rows())[:-3], "ends after 14 of 15")])
+def test_bad_files(content, message, write):
+    path = write(content)
+    with pytest.raises((ValueError, OSError), match=message):
+        word_vectors(["new"], path)
+
+
+def test_fasttext_cut_short_or_quantised(write):
+    model = FASTTEXT.read_bytes()
+    matrix = model.index(struct.pack("<2q", 70, 6)) + 16  # 20 words and 50 buckets
+    names = [name for name in expected(FASTTEXT) if name != "fake fur"] + [f"word{i}" for i in range(50)]  # every row
+    for size in [*range(4, matrix), *range(matrix, matrix + 70 * 6 * 4, 97)]:
+        with pytest.raises(ValueError, match="cannot read .*: it ends"):
+            word_vectors(names, write(model[:size]))
+    with pytest.raises(ValueError, match="quantised"):
+        word_vectors(["old"], write(model[:matrix - 17] + b"\1" + model[matrix - 16:]))
+
+
+def test_exceptions_are_the_published():
+    if not SHARED.exists():
+        pytest.skip("no ../shared")
+    published = json.loads((SHARED / "words/published_names.json").read_text())
+    lower = {table: {name.lower(): words for name, words in names.items()} for table, names in published.items()}
+    assert words.EXCEPTIONS == lower["all"]
+    assert words.EXCEPTIONS_OF == {"glove": lower["glove only"], "fasttext": lower["fasttext instead"]}
+
+
+def test_every_primitive_has_a_vector():
+    if not SHARED.exists():
+        pytest.skip("no ../shared")
+    glove = SHARED / "words/glove.100d.subset.txt"
+    for folder in ("fashion/compositional-split-natural", "splits/mit-states", "splits/cgqa"):
+        pairs = [line.split() for file in (SHARED / folder).glob("*_pairs.txt") for line in file.read_text().splitlines()]
+        names = sorted({name for pair in pairs for name in pair})
+        assert word_vectors(names, glove).shape == (len(names), 100)
+    with np.load(SHARED / "splits/ut-zap50k/word_vectors_300d.npz") as arrays:
+        names, vectors = [*arrays["states"], *arrays["objects"]], np.vstack([arrays["state_vectors"], arrays["object_vectors"]])
+    with pytest.raises(ValueError, match=r"3 of 28 names: Nubuck \(grainy\), Boots.Mid-Calf \(midcalf\), Shoes.Oxfords \(oxford\)"):
+        word_vectors(names, glove)
+    assert np.array_equal(word_vectors(names, SHARED / "splits/ut-zap50k/word_vectors_300d.npz"), vectors)
