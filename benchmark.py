@@ -18,6 +18,43 @@ def timed(*functions, repeat=5):
     return [sorted(taken)[len(taken) // 2] for taken in seconds]
 
 
+def bench_feasibility(repeat):
+    """Feasibility of every composition: feasibility_scores beside a double loop over them, on the real pair lists if at hand."""
+    import tracemalloc
+    from pathlib import Path
+
+    import numpy as np
+
+    from feasibility import feasibility_scores, read_pairs
+
+    def plain(state_vectors, object_vectors, seen):
+        states, objects = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (state_vectors, object_vectors))
+        scores = np.ones(seen.shape)
+        for s, o in np.argwhere(~seen):
+            by_state = (states[seen[:, o]] @ states[s]).max(initial=-1)
+            by_object = (objects[seen[s]] @ objects[o]).max(initial=-1)
+            scores[s, o] = (by_state + by_object) / 2
+        return scores
+
+    rng = np.random.default_rng(0)
+    for name, S, O, D, known in (("mit-states", 115, 245, 600, 1262), ("cgqa", 413, 674, 300, 5592)):
+        lists = Path(__file__).parent / f"../shared/data/splits/{name}/train_pairs.txt"
+        seen, source = np.zeros((S, O), bool), "random pairs"
+        seen.flat[rng.choice(S * O, known, replace=False)] = True
+        if lists.exists():
+            pairs, source = read_pairs(lists), "real pairs"
+            names = [sorted(set(column)) for column in zip(*pairs)]
+            seen = np.array([[(state, object) in pairs for object in names[1]] for state in names[0]])
+        case = rng.normal(size=(S, D)), rng.normal(size=(O, D)), seen
+        tracemalloc.start()
+        scores = feasibility_scores(*case)
+        memory = tracemalloc.get_traced_memory()[1] - scores.nbytes
+        tracemalloc.stop()
+        fast, loop = timed(lambda: feasibility_scores(*case), lambda: plain(*case), repeat=repeat)
+        print(f"feasibility, {name} ({S} x {O}, D {D}, {source}): {fast * 1e3:.1f} ms, {memory / 1e6:.1f} MB beside the result; "
+              f"double loop {loop * 1e3:,.0f} ms, {loop / fast:.0f} times as long")
+
+
 def main(argv=None):
     """Run the benchmarks named (all when none is)."""
     benchmarks = {name[6:]: function for name, function in globals().items() if name.startswith("bench_")}

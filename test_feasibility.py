@@ -1,5 +1,12 @@
 """Tests of feasibility.py: the definition written out, the golden file, closed forms, the published scores."""
 
+import ast
+import csv
+import doctest
+import json
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +15,12 @@ import pytest
 import feasibility as F
 
 HERE = Path(__file__).parent
+SHARED = HERE / "../shared/data"
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
+
+STATES, OBJECTS = ["old", "small", "wet"], ["cat", "dog", "well"]
+STATE_VECTORS, OBJECT_VECTORS = np.array([[1, 0.5, 0], [1, 0, 0], [0.6, 0.8, 0]]), np.array([[4, 3, 0], [2, 0, 0], [0, 0, 1.0]])
+SEEN = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 1]], bool)  # old well, small cat, wet dog, wet well
 
 
 def plain(states, objects, seen, mix):
@@ -42,5 +55,264 @@ def test_scores_equal_the_plain_double_loop(density, mix):
 def test_scores_equal_the_published_models():
     golden = np.load(HERE / "testdata/model.npz")
     scores = F.feasibility_scores(golden["param/attr_embedder.weight"], golden["param/obj_embedder.weight"], golden["seen"])
-    unseen = ~golden["seen"]
-    np.testing.assert_allclose(scores[unseen], golden["feasibility"][unseen], atol=1e-6)
+    np.testing.assert_allclose(scores, golden["feasibility"], atol=1e-6)
+
+
+def test_scores_take_any_floats_and_change_no_input():
+    states, objects, seen = random_case(3, 0.4)
+    expected = F.feasibility_scores(states, objects, seen)
+    for dtype, tolerance in (("float32", 1e-6), ("float16", 5e-3)):
+        given = states.astype(dtype), objects.astype(dtype) * 7, seen
+        before = [array.copy() for array in given]
+        scores = F.feasibility_scores(*given)
+        assert scores.dtype == np.float64
+        np.testing.assert_allclose(scores, expected, atol=tolerance)
+        assert all(np.array_equal(*pair) for pair in zip(given, before))
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"state_vectors": np.zeros((3, 2))}, "state_vectors: 3 rows, first row 0, are zero or not finite"),
+    ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "object_vectors: 1 rows, first row 1"),
+    ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "object_vectors: 1 rows, first row 2"),
+    ({"state_vectors": [1, 2, 3]}, r"state_vectors has shape \(3,\)"),
+    ({"state_vectors": np.ones((3, 0))}, "state_vectors has shape"),
+    ({"state_vectors": np.ones((2, 3))}, r"seen is bool \(3, 3\); expected bool \(2, 3\)"),
+    ({"seen": SEEN.astype(int)}, "seen is int64"),
+    ({"seen": np.zeros((3, 3), bool)}, "no composition is seen"),
+    ({"mix": "sum"}, "unknown mix 'sum': choose from mean, max, state, object"),
+])
+def test_bad_input_is_named(change, message):
+    given = {"state_vectors": STATE_VECTORS, "object_vectors": OBJECT_VECTORS, "seen": SEEN, **change}
+    with pytest.raises(ValueError, match=message):
+        F.feasibility_scores(**given)
+
+
+def test_memory_stays_far_below_states_by_objects_by_objects():
+    rng = np.random.default_rng(0)  # C-GQA's size
+    case = rng.normal(size=(413, 30)), rng.normal(size=(674, 30)), rng.random((413, 674)) < 0.02
+    tracemalloc.start()
+    scores = F.feasibility_scores(*case)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak - scores.nbytes < 50e6
+
+
+def test_explanations_list_all_supporting_compositions_and_account_for_the_score():
+    for seed in range(10):
+        states, objects, seen = random_case(seed, 0.4)
+        for s, o in np.ndindex(seen.shape):
+            why = F.explain(s, o, states, objects, seen)
+            others = seen.copy()
+            others[s, o] = False
+            assert {row[:2] for row in why.lend_state} == {(s, i) for i in np.flatnonzero(others[s])}
+            assert {row[:2] for row in why.lend_object} == {(i, o) for i in np.flatnonzero(others[:, o])}
+            for rows, mix in zip(why, ("object", "state")):
+                assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
+                assert (rows[0][2] if rows else -1) == pytest.approx(plain(states, objects, others, mix)[s, o])
+
+
+def test_explain_refuses_indices_outside():
+    with pytest.raises(ValueError, match=r"no composition \(3, 0\) among 3 states by 3 objects"):
+        F.explain(3, 0, STATE_VECTORS, OBJECT_VECTORS, SEEN)
+
+
+def test_ranking_by_hand():
+    scores = np.array([[0.1, 0.9, 1, 0.5], [0.2, 0.2, 0.3, 0.2]])
+    ranking = F.ranked(scores, np.array([[0, 0, 1, 0], [0, 0, 0, 0]], bool), top=2)
+    assert [[end.tolist() for end in ends] for ends in ranking.states] == [[[1, 3], [0, 3]], [[2, 0], [0, 1]]]
+    assert [[end.tolist() for end in ends] for ends in ranking.objects] == [[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[1], [1]], [[0, 1], [1, 0]]]
+    assert [end.tolist() for end in ranking.overall] == [[1, 3], [0, 4]]
+    with pytest.raises(ValueError, match="top is 0"):
+        F.ranked(scores, scores > 1, top=0)
+
+
+def test_masks_keep_the_seen_and_split_the_unseen():
+    scores = np.array([[0.1, 0.4, 1], [0.3, 0.2, -0.5]])
+    seen = np.array([[0, 0, 1], [0, 0, 1]], bool)
+    assert F.hard_mask(scores, seen, 0.3).tolist() == [[False, True, True], [True, False, True]]
+    assert F.hard_mask(scores, seen, np.inf).tolist() == seen.tolist()
+    assert F.median_mask(scores, seen).tolist() == [[False, True, True], [True, False, True]]  # median 0.25
+    assert F.median_mask(scores, seen, inverse=True).tolist() == [[True, False, True], [False, True, True]]
+    for inverse in (False, True):
+        assert F.median_mask(scores, np.ones_like(seen), inverse=inverse).all()
+    with pytest.raises(ValueError, match="seen is float64"):
+        F.hard_mask(scores, scores, 0.3)
+    with pytest.raises(ValueError, match="must be finite"):
+        F.hard_mask(scores * np.nan, seen, 0.3)
+
+
+def test_combination_is_convex_and_passes_over_what_is_unknown():
+    mixed = F.combine(np.array([[0.2, 0.4]]), np.array([[-1, np.nan]]), weight=0.25)
+    np.testing.assert_allclose(mixed, [[0.75 * 0.2 - 0.25, 0.4]])
+    for external, weight in (([[2.0, 0]], 0.5), ([[0.0, 0]], 1.5), ([[0.0]], 0.5)):
+        with pytest.raises(ValueError, match="external scores"):
+            F.combine(np.array([[0.2, 0.4]]), external, weight=weight)
+
+
+def test_auroc_counts_pairs_with_ties_half():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        scores = rng.integers(0, 6, (4, 5)) / 6
+        positive, among = rng.random((2, 4, 5)) < 0.6
+        pairs = [(a > b) + (a == b) / 2 for a in scores[positive & among] for b in scores[~positive & among]]
+        assert F.auroc(scores, positive, among) == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
+    assert np.isnan(F.auroc(scores, among, among)) and np.isnan(F.auroc(scores, ~among, among))
+
+
+def test_rank_correlation_in_closed_form():
+    assert F.rank_correlation(np.array([1, 5, 30]), np.array([-3, 0, 0.1])) == pytest.approx(1)
+    assert F.rank_correlation(np.array([1, 2, 2, 3]), np.array([4, 3, 2, 1])) == pytest.approx(-4.5 / np.sqrt(4.5 * 5))
+    assert np.isnan(F.rank_correlation(np.ones(3), np.arange(3)))
+
+
+# ---- real data: the figures of ../shared/DESIGN.md and issue 4, to 0.005 ----
+
+
+def shuffled_auroc(states, objects, seen, occurring):
+    rngs = map(np.random.default_rng, range(5))
+    return np.mean([F.auroc(F.feasibility_scores(rng.permutation(states), rng.permutation(objects), seen), occurring, ~seen)
+                    for rng in rngs])
+
+
+def test_figures_of_mit_states():
+    data = np.load(HERE / "testdata/feasibility_mitstates.npz")
+    vectors, seen = (data["state_vectors"], data["object_vectors"]), data["seen"]
+    for mix, expected in {"mean": 0.934, "max": 0.855, "state": 0.661, "object": 0.752}.items():
+        scores = F.feasibility_scores(*vectors, seen, mix=mix)
+        assert F.rank_correlation(scores[~seen], data["published"][~seen]) == pytest.approx(expected, abs=0.005)
+    assert F.auroc(data["published"], data["occurring"], ~seen) == pytest.approx(0.849, abs=0.005)
+    assert shuffled_auroc(*vectors, seen, data["occurring"]) == pytest.approx(0.57, abs=0.03)
+    figures = F.agreement(F.feasibility_scores(*vectors, seen), seen, data["states"].tolist(), data["objects"].tolist(),
+                          occurring=data["occurring"], tables=json.loads((HERE / "testdata/feasibility_tables.json").read_text()))
+    assert figures.pop("AUROC") == pytest.approx(0.833, abs=0.005)
+    assert figures == {"objects: most (of 75)": 41, "objects: least (of 75)": 21, "states: most (of 75)": 38, "states: least (of 75)": 11}
+
+
+@needs_shared
+@pytest.mark.parametrize("name, lists, vectors, correlation, area, published_area, shuffled_area", [
+    ("mit-states", ["all"], "words/glove.100d.subset.txt", 0.934, 0.833, 0.849, 0.57),
+    ("cgqa", ["val", "test"], "words/glove.100d.subset.txt", 0.956, 0.930, 0.932, 0.81),
+    ("ut-zap50k", ["val", "test"], "splits/ut-zap50k/word_vectors_300d.npz", 0.680, 0.563, 0.661, None),  # as measured first
+])
+def test_figures_of_the_real_lists(name, lists, vectors, correlation, area, published_area, shuffled_area):
+    pairs, *others = (F.read_pairs(SHARED / f"splits/{name}/{part}_pairs.txt") for part in ("train", *lists))
+    states, objects = (sorted(set(names)) for names in zip(*pairs.union(*others)))
+    seen, occurring = (np.array([[(s, o) in some for o in objects] for s in states]) for some in (pairs, set.union(*others)))
+    published = np.load(SHARED / f"splits/{name}/published_feasibility_glove300.npz")["feasibility"].reshape(seen.shape)
+    assert np.array_equal(published == 0, seen)
+    vectors = F.read_vectors(SHARED / vectors, states, objects, {})
+    scores = F.feasibility_scores(*vectors, seen)
+    assert F.rank_correlation(scores[~seen], published[~seen]) == pytest.approx(correlation, abs=0.005)
+    assert F.auroc(scores, occurring, ~seen) == pytest.approx(area, abs=0.005)
+    assert F.auroc(published, occurring, ~seen) == pytest.approx(published_area, abs=0.005)
+    if shuffled_area:
+        assert shuffled_auroc(*vectors, seen, occurring) == pytest.approx(shuffled_area, abs=0.03)
+
+
+# ---- the script ----
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with a pair list and vectors of both kinds, which is also the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.txt").write_text("".join(f"{STATES[s]} {OBJECTS[o]}\n" for s, o in np.argwhere(SEEN)))
+    rows = zip(STATES + OBJECTS, [*STATE_VECTORS, *OBJECT_VECTORS])
+    Path("vectors.txt").write_text("".join(f"{name} {' '.join(map(str, row))}\n" for name, row in rows))
+    np.savez("vectors.npz", states=STATES, objects=OBJECTS, state_vectors=STATE_VECTORS, object_vectors=OBJECT_VECTORS)
+    return tmp_path
+
+
+def run(capsys, *more, vectors="vectors.txt"):
+    F.main(["--pairs", "pairs.txt", "--vectors", vectors, *more])
+    return capsys.readouterr().out
+
+
+def test_script_prints_the_tables(files, capsys):
+    scores = F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN)
+    out = run(capsys, "--top", "1")
+    assert out == run(capsys, "--top", "1", vectors="vectors.npz")
+    assert out.count("| most feasible |") == 3
+    s, o = np.unravel_index(np.where(SEEN, -2, scores).argmax(), SEEN.shape)
+    assert f"| all | {STATES[s]} {OBJECTS[o]} {scores[s, o]:.2f} |" in out
+    assert "| cat | wet 0.70 | old 0.45 |" in out  # wet: (0.6 + 0.8) / 2; old: (2 / √5 + 0) / 2
+    assert run(capsys, "--object", "cat", "--top", "1").splitlines()[2:] == ["| cat | wet 0.70 | old 0.45 |", ""]
+    assert run(capsys, "--state", "old").startswith("| state |")
+
+
+def test_script_explains(files, capsys):
+    assert run(capsys, "--explain", "wet", "cat").splitlines() == [
+        "wet cat: feasibility 0.70", "state lent by   wet dog 0.80; wet well 0.00", "object lent by  small cat 0.60"]
+    assert run(capsys, "--explain", "small", "cat").splitlines() == [
+        "small cat: feasibility 1.00, seen", "state lent by   none", "object lent by  none"]
+
+
+def test_script_combines_by_name_and_writes_csv(files, capsys):
+    external = np.random.default_rng(0).uniform(-1, 1, SEEN.shape)
+    np.savez("more.npz", scores=external[::-1, ::-1], states=STATES[::-1], objects=OBJECTS[::-1])
+    run(capsys, "--combine", "more.npz", "--weight", "0.25", "--csv", "out.csv")
+    with open("out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["state"], row["object"]) for row in rows] == [(s, o) for s in STATES for o in OBJECTS]
+    assert [row["seen"] == "1" for row in rows] == SEEN.ravel().tolist()
+    expected = np.where(SEEN, 1, 0.75 * F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN) + 0.25 * external)
+    np.testing.assert_allclose([float(row["feasibility"]) for row in rows], expected.ravel(), atol=1e-6)
+    assert not list(files.glob("*.part"))
+
+
+def test_script_checks_against_what_is_known(files, capsys):
+    Path("occur.txt").write_text("wet cat\nsmall dog\nwet dog\n")
+    Path("tables.json").write_text(json.dumps({"objects": {"cat": [["wet"], ["wet"]]}}))
+    np.savez("published.npz", feasibility=F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN).ravel())
+    out = run(capsys, "--occur", "occur.txt", "--published", "published.npz", "--tables", "tables.json").splitlines()
+    assert out[0] == "| scores of | rank correlation | AUROC | objects: most (of 1) | objects: least (of 1) |"
+    assert out[2] == "| these vectors | 1 | 1 | 1 | 0 |" and out[4] == "| published | 1 | 1 | 1 | 0 |"
+    assert out[3].startswith("| shuffled vectors | ") and out[3].count("±") == 4
+
+
+def test_vectors_of_names_that_are_no_words(files):
+    vectors, _ = F.read_vectors("vectors.txt", ["Wet", "Old-Wet", "old_Well.wet", "Nubuck"], ["cat"], {"Nubuck": "small_wet"})
+    old, small, wet, well = (dict(zip(STATES + OBJECTS, [*STATE_VECTORS, *OBJECT_VECTORS]))[n] for n in ("old", "small", "wet", "well"))
+    np.testing.assert_allclose(vectors, [wet, (old + wet) / 2, (old + well + wet) / 3, (small + wet) / 2])
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--object", "cot"], "no 'cot' in the objects; did you mean 'cat'?"),
+    (["--explain", "wet", "zebra"], "no 'zebra' in the objects"),
+    (["--pairs", "missing.txt"], "missing.txt"),
+    (["--pairs", "bad.txt"], "bad.txt, line 2: expected `state object`"),
+    (["--pairs", "empty.txt"], "empty.txt, line 1: expected `state object`"),
+    (["--pairs", "odd.txt"], "vectors.txt has no vector for soggy, zebra"),
+    (["--vectors", "bad.npz"], "bad.npz: expected an .npz file with states, objects"),
+    (["--combine", "vectors.npz"], "vectors.npz: expected an .npz file with scores, states, objects"),
+    (["--combine", "short.npz"], "short.npz: scores are (2, 3) for 3 states and 3 objects"),
+    (["--combine", "other.npz"], "no 'old' in other.npz"),
+    (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
+    (["--published", "sizes.npz"], "cannot reshape"),
+    (["--tables", "list.json"], "list.json holds a list"),
+])
+def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message):
+    Path("bad.txt").write_text("wet cat\nwet old cat\n")
+    Path("odd.txt").write_text("soggy zebra\n")
+    Path("empty.txt").write_text("\n")
+    Path("bad.npz").write_text("not an archive")
+    Path("list.json").write_text("[]")
+    np.savez("short.npz", scores=np.zeros((2, 3)), states=STATES, objects=OBJECTS)
+    np.savez("other.npz", scores=np.zeros((1, 3)), states=["wet"], objects=OBJECTS)
+    np.savez("sizes.npz", feasibility=np.zeros(7))
+    with pytest.raises(SystemExit) as stop:
+        F.main(["--pairs", "pairs.txt", "--vectors", "vectors.txt", *arguments])
+    out, error = capsys.readouterr()
+    assert stop.value.code == 2 and not out
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+
+
+def test_file_works_alone(files):
+    tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
+    imports = {name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))
+               for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
+    assert imports - sys.stdlib_module_names == {"numpy"}
+    (files / "feasibility.py").write_bytes(Path(F.__file__).read_bytes())
+    command = [sys.executable, "feasibility.py", "--pairs", "pairs.txt", "--vectors", "vectors.txt", "--state", "wet"]
+    assert "| wet | cat 0.70 | cat 0.70 |" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert doctest.testmod(F).failed == 0 < doctest.testmod(F).attempted
