@@ -136,16 +136,16 @@ def read_text(file, problems):
     return text
 
 
-def read_metadata(file, problems):
+def read_metadata(file, problems, keys=("image", "attr", "obj", "set")):
     """Rows of (image, state, object, set) from a `.t7` list of dicts `image, attr, obj, set`, running no code in it."""
     try:
         rows = torch.load(file, map_location="cpu", weights_only=True)
-        return [tuple(str(row[key]) for key in ("image", "attr", "obj", "set")) for row in rows]
+        return [tuple(str(row[key]) for key in keys) for row in rows]
     except FileNotFoundError:
         problems.append(f"{file.name} is missing: it says what each image shows and in which set it is")
     except Exception as error:  # torch, zip and pickle raise many types for a bad file
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        problems.append(f"{file.name} is no torch.save of a list of dicts with image, attr, obj, set ({why})")
+        problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} ({why})")
     return []
 
 
@@ -155,7 +155,8 @@ def read_table(folder, notes, problems):
     if table and "split" not in table[0]:
         problems.append(f"images.csv has no column split: `python data.py {folder} --make-split` adds it")
         table = []
-    rows = [(row["image"], row["state"], row["object"], SYNONYMS.get(row["split"].lower(), row["split"])) for row in table]
+    phases = [SYNONYMS.get(row["split"].lower(), row["split"]) for row in table]
+    rows = [(row["image"], row["state"], row["object"], phase) for row, phase in zip(table, phases)]
     wrong = [f"{row[0]} {row[3]!r}" for row in rows if row[3] not in (*PHASES, "NA")]
     if wrong:
         problems.append(f"images.csv: split must be train, val or test, found {some(wrong)}")
@@ -168,7 +169,11 @@ def read_csv(file, problems):
     text = read_text(file, problems)
     header = text.partition("\n")[0]
     table = csv.DictReader(text.splitlines(), delimiter=max(",;\t", key=header.count), restval="", restkey="")
-    rows = [{key.strip().lower(): value.strip() for key, value in row.items() if key} for row in table]
+    try:
+        rows = [{key.strip().lower(): value.strip() for key, value in row.items() if key} for row in table]
+    except csv.Error as error:
+        problems.append(f"{file.name} after line {table.line_num}: {error}")
+        return []
     if text and not (rows and {"image", "state", "object"} <= rows[0].keys()):
         problems.append(f"{file.name}: expected image,state,object,split and rows of these, found {header.strip()!r}")
         return []
@@ -216,7 +221,7 @@ def members(rows, code, notes, problems):
 
 def oddities(dataset):
     """Notes on what training does not show, with the accuracy ceilings that follow, and on what images cannot tell."""
-    if not len(dataset.targets["train"]):
+    if not all(map(len, dataset.targets.values())):
         return []
     O, notes = len(dataset.objects), []
     shown = np.zeros(dataset.seen.shape, bool)
@@ -237,7 +242,7 @@ def oddities(dataset):
     for phase in PHASES[1:]:
         target, allowed = dataset.targets[phase], dataset.candidates(phase)
         if outside := (~allowed[target]).sum():
-            notes.append(f"{count(outside, phase + ' image')} of pairs that neither the {phase} nor the training list has: "
+            notes.append(f"{count(outside, phase + ' image')} of pairs in neither the {phase} nor the training list: "
                          f"a ceiling of {allowed[target].mean():.1%} in the closed world")
         if len(target) and dataset.seen.ravel()[target].all():
             notes.append(f"no {phase} image shows an unseen composition: only the seen half can be evaluated")
@@ -362,7 +367,7 @@ def plain(image):
 
 def count(number, what):
     """`1 row`, `1,234 rows`."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def some(names, most=5):

@@ -1,0 +1,348 @@
+"""Tests of data.py: layouts, odd rows, checks and splits, on folders made here and on the real lists of ../shared."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data
+
+SHARED = Path(__file__).parent / "../shared/data"
+LISTS = {"train": ["wet cat", "wet dog", "dry cat", "old Shoes.Flats"], "val": ["wet cat", "dry dog"],
+         "test": ["wet dog", "old dog", "dry Shoes.Flats"]}
+ROWS = [("a/1.jpg", "wet", "cat", "train"), ("a/2.jpg", "wet", "dog", "train"), ("b c/3.x.jpg", "dry", "cat", "train"),
+        ("4.jpg", "old", "Shoes.Flats", "train"), ("5.jpg", "wet", "cat", "val"), ("6.jpg", "dry", "dog", "val"),
+        ("7.jpg", "wet", "dog", "test"), ("8.jpg", "old", "dog", "test"), ("9.jpg", "dry", "Shoes.Flats", "test")]
+
+
+def publish(folder, lists=LISTS, rows=ROWS, photos=True):
+    """A folder in the shared layout."""
+    (folder / data.SPLIT).mkdir(parents=True)
+    for phase, pairs in lists.items():
+        (folder / data.SPLIT / f"{phase}_pairs.txt").write_text("\n".join(pairs))
+    keys = "image", "attr", "obj", "set"
+    torch.save([dict(zip(keys, row)) for row in rows], folder / f"metadata_{data.SPLIT}.t7")
+    for image, *_ in rows if photos else []:
+        touch(folder / "images" / image)
+    return folder
+
+
+def touch(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+def table(folder, rows, header="image,state,object,split"):
+    """A folder of own data."""
+    folder.mkdir(exist_ok=True)
+    (folder / "images.csv").write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
+    return folder
+
+
+def names(dataset, phase):
+    """(image, state, object) of a phase, spelt out."""
+    code = np.divmod(dataset.targets[phase], len(dataset.objects))
+    return [(image, dataset.states[s], dataset.objects[o]) for image, s, o in zip(dataset.images[phase], *code)]
+
+
+def check(capsys, *arguments):
+    """Exit status and output of `python data.py`."""
+    try:
+        status = data.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        status = end.code
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def test_shared_layout_by_name_and_by_path(tmp_path):
+    folder = publish(tmp_path / "mit-states")
+    for dataset in data.load("mitstates", tmp_path), data.load(folder), data.load("mit-states", tmp_path):
+        assert dataset.name == "mitstates" and dataset.folder == folder
+        assert dataset.states == ["dry", "old", "wet"] and dataset.objects == ["Shoes.Flats", "cat", "dog"]
+        assert not dataset.notes and dataset.feasible is None
+        assert dataset.pairs["test"].tolist() == [[0, 0], [1, 2], [2, 2]] and dataset.pairs["test"].dtype == np.int64
+        for phase in data.PHASES:
+            assert names(dataset, phase) == [row[:3] for row in ROWS if row[3] == phase]
+            assert dataset.targets[phase].dtype == np.int64
+        assert dataset.seen.tolist() == [[False, True, False], [True, False, False], [False, True, True]]
+        assert np.flatnonzero(dataset.candidates("val") & ~dataset.seen.ravel()).tolist() == [2]
+        assert np.flatnonzero(dataset.candidates("test") & ~dataset.seen.ravel()).tolist() == [0, 5]
+        assert np.array_equal(dataset.candidates("train"), dataset.seen.ravel())
+
+
+def test_random_folders_equal_the_definition(tmp_path):
+    for seed in range(20):
+        rng = random.Random(seed)
+        every = [f"s{s} o{o}" for s in range(12) for o in range(4)]
+        lists = {phase: rng.sample(every, 20) for phase in data.PHASES}
+        rows = [(f"{i}.jpg", *rng.choice(every + ["NA NA", "s3 NA"]).split(), rng.choice([*data.PHASES, "NA"]))
+                for i in range(400)]
+        dataset = data.load(publish(tmp_path / str(seed), lists, rows, photos=False))
+        listed = set().union(*lists.values())
+        assert dataset.states == sorted({pair.split()[0] for pair in listed})  # s10 before s2
+        for phase in data.PHASES:
+            kept = [row[:3] for row in rows if f"{row[1]} {row[2]}" in listed and row[3] == phase]
+            assert names(dataset, phase) == kept
+            spelt = [f"{dataset.states[s]} {dataset.objects[o]}" for s, o in dataset.pairs[phase]]
+            assert spelt == sorted(lists[phase], key=str.split)
+        shown = {f"{row[1]} {row[2]}" for row in rows if row[3] == "train"} & listed
+        seen = {f"{dataset.states[s]} {dataset.objects[o]}" for s, o in zip(*np.nonzero(dataset.seen))}
+        assert seen == shown | set(lists["train"])
+        skipped = sum(int(note.split()[0]) for note in dataset.notes if note.endswith("skipped"))
+        assert skipped == 400 - sum(len(images) for images in dataset.images.values())
+
+
+def test_the_set_and_not_the_pair_says_where_an_image_belongs(tmp_path):
+    rows = ROWS + [("10.jpg", "dry", "dog", "test"), ("11.jpg", "old", "dog", "train"), ("12.jpg", "old", "dog", "val")]
+    dataset = data.load(publish(tmp_path / "x", rows=rows))
+    assert [dataset.images[phase][-1] for phase in data.PHASES] == ["11.jpg", "12.jpg", "10.jpg"]
+    assert dataset.seen[1, 2] and len(dataset.pairs["train"]) == 4 and dataset.candidates("val")[5]
+    assert not dataset.candidates("test")[2]  # dry dog: of the val list alone
+    assert dataset.notes == [
+        "1 composition with training images but not in the training list, taken as seen",
+        "1 test image of pairs in neither the test nor the training list: a ceiling of 75.0% in the closed world"]
+
+
+def test_odd_lists_and_names(tmp_path):
+    folder = publish(tmp_path / "x", rows=[(".\\a\\1.jpg", *ROWS[0][1:]), ("./a b/2.1.jpg", *ROWS[1][1:]), *ROWS[2:]])
+    odd = "\ufeffwet cat \r\nwet dog\t\r\ndry   cat\r\nold Shoes.Flats\r\nwet dog\r\nwet dog\r\n\r\n  \r\n"
+    (folder / data.SPLIT / "train_pairs.txt").write_bytes(odd.encode())
+    dataset = data.load(folder)
+    assert dataset.images["train"][:3] == ["a/1.jpg", "a b/2.1.jpg", "b c/3.x.jpg"]
+    assert len(dataset.pairs["train"]) == 4 and dataset.states == ["dry", "old", "wet"]
+    assert dataset.notes == ["train_pairs.txt repeats 2 pairs: each counts once"]
+
+
+def test_what_training_never_shows_is_kept_counted_and_bounds_accuracy(tmp_path):
+    lists = {**LISTS, "train": [*LISTS["train"], "new car", "old cat"], "val": [*LISTS["val"], "odd cat"]}
+    dataset = data.load(publish(tmp_path / "x", lists, [*ROWS, ("x.jpg", "odd", "cat", "val"), ("y.jpg", "new", "car", "test")]))
+    assert dataset.states == ["dry", "new", "odd", "old", "wet"] and dataset.seen.sum() == 6
+    assert dataset.notes == [
+        "2 training pairs without a training image, kept as seen",
+        "2 states without a training image (new, odd): an accuracy ceiling of 66.7% of val and 75.0% of test",
+        "1 object without a training image (car): an accuracy ceiling of 100.0% of val and 75.0% of test"]
+
+
+def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
+    rows = [row if row[3] == "train" else ("same.jpg", "wet", "cat", row[3]) for row in ROWS]
+    assert data.load(publish(tmp_path / "x", rows=rows)).notes == [
+        "no val image shows an unseen composition: only the seen half can be evaluated",
+        "no test image shows an unseen composition: only the seen half can be evaluated",
+        "1 image in more than one set"]
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").unlink(), ["val_pairs.txt is missing"]),
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("\n"), ["val_pairs.txt is empty"]),
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("wet dog\nwet\nwet old dog"), ["line 2 'wet'", "line 3"]),
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"), ["val_pairs.txt: 'utf-8'"]),
+    (lambda f: (f / f"metadata_{data.SPLIT}.t7").unlink(), ["t7 is missing"]),
+    (lambda f: (f / f"metadata_{data.SPLIT}.t7").write_text("<html>"), ["no torch.save of a list of dicts"]),
+    (lambda f: torch.save([{"image": "1"}], f / f"metadata_{data.SPLIT}.t7"), ["attr, obj, set (KeyError: 'attr')"]),
+    (lambda f: torch.save([1, Counter], f / f"metadata_{data.SPLIT}.t7"), ["no torch.save of a list"]),
+    (lambda f: (f / "feasible_pairs.txt").write_text("wet cat\nwet bird\n"), ["1 pair of other states or objects"]),
+    (lambda f: [(f / data.SPLIT / f"{p}_pairs.txt").unlink() for p in ("train", "val")], ["train_pairs.txt", "val_pairs.txt"]),
+])
+def test_obstacles_of_the_shared_layout(tmp_path, capsys, damage, words):
+    folder = publish(tmp_path / "x")
+    damage(folder)
+    with pytest.raises(ValueError) as error:
+        data.load(folder)
+    status, output = check(capsys, folder)
+    assert status == 1 and "states" in output and "Traceback" not in output
+    assert all(word in str(error.value) and word in output for word in words)
+
+
+def test_empty_sets_and_metadata_of_other_pairs(tmp_path):
+    with pytest.raises(ValueError, match="no image is left in the set 'val'.*no image is left in the set 'test'"):
+        data.load(publish(tmp_path / "a", rows=[row if row[3] == "train" else (row[0], "NA", *row[2:]) for row in ROWS]))
+    with pytest.raises(ValueError, match="none of 2 rows names a listed pair"):
+        data.load(publish(tmp_path / "b", rows=[("1.jpg", "Wet", "cat", "train"), ("2.jpg", "wet", "Dog", "val")]))
+    with pytest.raises(ValueError, match="neither compositional-split-natural/ nor images.csv.*--make-split"):
+        data.load(tmp_path)
+
+
+def test_unknown_names_and_missing_folders(tmp_path, capsys):
+    for name, words in ("utzappos", "--download"), ("zappo", "utzappos, mitstates, cgqa"):
+        with pytest.raises(FileNotFoundError, match=words):
+            data.load(name, tmp_path)
+        status, output = check(capsys, name, "--data-root", tmp_path)
+        assert status == 2 and output.startswith("error: no dataset") and output.count("\n") == 1
+
+
+def test_feasible_pairs(tmp_path):
+    folder = publish(tmp_path / "x")
+    (folder / "feasible_pairs.txt").write_text("wet cat\nwet dog\nold dog\n")
+    feasible = data.load(folder).feasible
+    assert feasible.dtype == bool and feasible.shape == (3, 3)
+    assert np.argwhere(feasible).tolist() == [[1, 2], [2, 1], [2, 2]]
+
+
+def test_images_csv(tmp_path):
+    rows = [("./a/1.jpg", "dark red", "car", "train"), (" a\\2.jpg ", "blue", "bus", "Training"), ("3.jpg", "blue", "car", "val"),
+            ("4.jpg", "dark red", "bus", "test"), ("5.jpg", "NA", "car", "test"), ("6.jpg", "blue", "car", "validation")]
+    comma = table(tmp_path / "comma", rows)
+    semicolon = tmp_path / "semicolon"
+    semicolon.mkdir()
+    swapped = "".join(f"{split};x;{o};{s};{image}\r\n" for image, s, o, split in rows)
+    (semicolon / "images.csv").write_bytes(f"\ufeffSplit;Comment;object;state;image\r\n{swapped}\r\n".encode())
+    for folder in comma, semicolon:
+        dataset = data.load(folder)
+        assert dataset.name == folder.name and dataset.notes == ["1 row with NA skipped"]
+        assert names(dataset, "train") == [("a/1.jpg", "dark red", "car"), ("a/2.jpg", "blue", "bus")]
+        assert names(dataset, "val") == [("3.jpg", "blue", "car"), ("6.jpg", "blue", "car")]
+        assert dataset.pairs["test"].tolist() == [[1, 0]]
+    (comma / "images").mkdir()
+    touch(comma / "a/1.jpg")
+    assert dataset.path("7.jpg") == semicolon / "images/7.jpg"
+    assert data.load(comma).path("a/1.jpg") == comma / "a/1.jpg"
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "images.csv is empty"),
+    ("image,state,object,split\n", "expected image,state,object,split and rows"),
+    ("file,state,object,split\n1.jpg,wet,dog,train\n", "found 'file,state,object,split'"),
+    ("image,state,object\n1.jpg,wet,dog\n", "no column split.*--make-split"),
+    ("image,state,object,split\n1.jpg,wet,dog,train\n2.jpg,,dog,val\n", "is empty in row 3"),
+    ("image,state,object,split\n1.jpg,wet,dog,train\n2.jpg,wet,dog,holdout\n3.jpg,wet,dog\n", "2.jpg 'holdout', 3.jpg ''"),
+    ("image,state,object,split\n1.jpg,wet,dog,train\n2.jpg,wet,dog,test\n", "no image is left in the set 'val'"),
+    ('image,state,object,split\n1.jpg,"' + "x" * 200_000, "images.csv after line 1: field larger"),
+])
+def test_obstacles_of_images_csv(tmp_path, text, words):
+    (tmp_path / "images.csv").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        data.load(tmp_path)
+
+
+def test_check_prints_counts_and_every_problem(tmp_path, capsys):
+    folder = publish(tmp_path / "cgqa", rows=[*ROWS, ("10.jpg", "NA", "dog", "val")])
+    status, output = check(capsys, "cgqa", "--data-root", tmp_path)
+    assert status == 0
+    assert output.splitlines() == [
+        "cgqa: 3 states, 3 objects, 9 compositions; 7 listed, 2 in no list",
+        "                seen  unseen    images   of seen of unseen",
+        "train              4       0         4         4         0",
+        "val                1       1         2         1         1",
+        "test               1       2         3         1         2",
+        "note: 1 row with NA skipped"]
+    for image in "5.jpg", "a/1.jpg":
+        (folder / "images" / image).unlink()
+    (folder / data.SPLIT / "test_pairs.txt").unlink()
+    (folder / "features.npz").write_text("no zip")
+    status, output = check(capsys, folder)
+    problems = [line for line in output.splitlines() if line.startswith("problem: ")]
+    assert status == 1 and len(problems) == 3 and "test_pairs.txt is missing" in problems[0]
+    assert "features.npz has no readable `files`" in problems[1]
+    assert "2 of 7 images" in problems[2] and problems[2].endswith("a/1.jpg, 5.jpg")
+
+
+@pytest.mark.parametrize("save", [
+    lambda folder, files: np.savez(folder / "features.npz", files=files, features=np.zeros((len(files), 4), np.float16)),
+    lambda folder, files: torch.save({"files": files, "features": torch.zeros(len(files), 4)}, folder / "resnet18_featurers.t7")])
+def test_features_do_instead_of_images(tmp_path, capsys, save):
+    folder = publish(tmp_path / "x", photos=False)
+    save(folder, [f".\\{row[0]}" for row in ROWS])
+    assert check(capsys, folder)[0] == 0
+    save(folder, [row[0] for row in ROWS[1:]])
+    status, output = check(capsys, folder)
+    assert status == 1 and "1 of 9 images are neither in images/ nor in features.npz" in output and output.endswith("a/1.jpg\n")
+
+
+@pytest.mark.parametrize("style, root", [("{}_{}", "."), ("{}/{}", "."), ("{}_{}", "images"), ("{}/{}", "images")])
+def test_make_split_of_photos_in_folders(tmp_path, capsys, style, root):
+    states, objects = ["wet", "dry", "old"], ["cat", "garden hose", "Shoes.Flats", "big_dog"]
+    every = {(s, o) for s in states for o in objects}
+    for state, thing in every:
+        for number in range(8):
+            touch(tmp_path / root / style.format(state, thing) / f"{number}.5 x.JPG")
+    touch(tmp_path / root / ".cache" / "x.jpg")
+    touch(tmp_path / root / "wet_cat" / "Thumbs.db")
+    status, output = check(capsys, tmp_path, "--make-split")
+    assert status == 0 and ("the first _ ends" in output) == ("_" in style)
+    dataset = data.load(tmp_path)
+    assert sum(map(len, dataset.images.values())) == 96 and not list(tmp_path.glob(".*.part"))
+    assert {(s, o) for phase in data.PHASES for _, s, o in names(dataset, phase)} == every
+    assert all(dataset.path(image).is_file() for images in dataset.images.values() for image in images)
+    assert dataset.seen.any(0).all() and dataset.seen.any(1).all() and dataset.seen.sum() == 8
+    held = [{pair for pair in zip(*np.divmod(dataset.targets[phase], 4)) if not dataset.seen[pair]} for phase in data.PHASES]
+    assert not held[0] and len(held[1]) == len(held[2]) == 2 and not held[1] & held[2]
+    assert check(capsys, tmp_path, "--make-split")[0] == 2  # never over an existing split
+
+
+def test_first_underscore_splits_and_says_so(tmp_path, capsys):
+    for pair in "dark_blue_car", "red_car", "dark_bus", "red_bus":
+        for number in range(4):
+            touch(tmp_path / pair / f"{number}.png")
+    status, output = check(capsys, tmp_path, "--make-split")
+    assert status == 0 and "the first _ ends the state's name in dark_blue_car;" in output
+    assert data.load(tmp_path).objects == ["blue_car", "bus", "car"]
+    touch(tmp_path / "loose.png")
+    touch(tmp_path / "car" / "1.png")
+    (tmp_path / "images.csv").unlink()
+    status, output = check(capsys, tmp_path, "--make-split")
+    assert status == 2 and "found 2 photos elsewhere: car/1.png, loose.png" in output and not (tmp_path / "images.csv").exists()
+
+
+def test_make_split_of_a_table_keeps_its_rows_and_columns(tmp_path, capsys):
+    rows = [(f"{s}{o}{i}.jpg", s, o, f"note {i}") for s in ("wet", "dry") for o in ("cat", "dog", "emu") for i in range(6)]
+    made = []
+    for name, seed in ("a", 0), ("b", 0), ("c", 1):
+        folder = table(tmp_path / name, rows, "image,state,object,comment")
+        check(capsys, folder, "--make-split", "--seed", seed)
+        made.append((folder / "images.csv").read_text().splitlines())
+    assert made[0] == made[1] != made[2] and made[0][0] == "image,state,object,comment,split"
+    assert [tuple(line.split(",")[:4]) for line in made[0][1:]] == rows
+
+
+def test_divide():
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        pairs = [(f"s{s}", f"o{o}") for s, o in rng.integers([9, 7], size=(600, 2))]
+        split = data.divide(pairs, seed)
+        own = {phase: {pair for pair, its in zip(pairs, split) if its == phase} for phase in data.PHASES}
+        assert all({pair[part] for pair in own["train"]} == {pair[part] for pair in pairs} for part in (0, 1))
+        unseen = [own[phase] - own["train"] for phase in ("val", "test")]
+        assert len(unseen[0]) == len(unseen[1]) == round(0.15 * len(set(pairs))) and not unseen[0] & unseen[1]
+        assert all(its == "val" for pair, its in zip(pairs, split) if pair in unseen[0])
+        old = Counter(its for pair, its in zip(pairs, split) if pair in own["train"])
+        assert old["val"] == old["test"] == round(0.15 * old.total())
+
+
+def test_no_unseen_composition_possible(tmp_path, capsys):
+    table(tmp_path, [(f"{i}.jpg", f"s{i % 3}", f"o{i % 3}") for i in range(30)], "image,state,object")
+    for i in range(30):
+        touch(tmp_path / f"{i}.jpg")
+    status, output = check(capsys, tmp_path, "--make-split")
+    assert status == 0 and "note: no test image shows an unseen composition: only the seen half" in output
+    dataset = data.load(tmp_path)
+    assert dataset.seen.sum() == 3 and [len(dataset.images[phase]) for phase in data.PHASES] == [22, 4, 4]
+    with pytest.raises(ValueError, match="2 images of 2 compositions: too few"):
+        data.divide([("a", "x"), ("b", "y")])
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
+@pytest.mark.parametrize("folder, counts", [
+    ("ut-zap50k", ["utzappos: 16 states, 12 objects, 192 compositions; 116 listed, 76 in no list", "train 83 0", "val 15 15",
+                   "test 18 18"]),
+    ("cgqa", ["cgqa: 413 states, 674 objects, 278,362 compositions; 7,767 listed", "train 5,592 0", "val 1,040 1,252",
+              "test 888 923"]),
+    ("mit-states", ["mitstates: 115 states, 245 objects, 28,175 compositions; 1,962 listed, 26,213 in no list",
+                    "train 1,262 0", "problem: val_pairs.txt is missing", "problem: test_pairs.txt is missing"])])
+def test_published_lists(capsys, folder, counts):
+    status, output = check(capsys, SHARED / "splits" / folder)
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert status == 1 and "t7 is missing" in lines[-1]
+    assert all(any(line.startswith(count) for line in lines) for count in counts)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
+def test_fashion(capsys):
+    dataset = data.load("fashion", SHARED)
+    assert (len(dataset.states), len(dataset.objects), dataset.seen.sum()) == (36, 71, 490) and not dataset.notes
+    assert [len(dataset.images[phase]) for phase in data.PHASES] == [8355, 4967, 6555]
+    assert [dataset.candidates(phase).sum() - 490 for phase in data.PHASES] == [0, 130, 165]
+    assert check(capsys, "fashion", "--data-root", SHARED)[0] == 0
