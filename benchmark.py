@@ -55,6 +55,36 @@ def bench_feasibility(repeat):
               f"double loop {loop * 1e3:,.0f} ms, {loop / fast:.0f} times as long")
 
 
+def bench_words(repeat):
+    """The vectors of 1,000 of 200,000 words from word2vec's and GloVe's formats, beside reading the file alone."""
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+
+    from words import word_vectors
+
+    def read(path):
+        with open(path, "rb") as file:
+            while file.read(1 << 20):
+                pass
+
+    vectors = np.random.default_rng(0).standard_normal((500, 300), dtype=np.float32)
+    texts = [" ".join(f"{x:.5f}" for x in vector) + "\n" for vector in vectors]
+    with tempfile.TemporaryDirectory() as folder:
+        binary, text = Path(folder, "word2vec.bin"), Path(folder, "glove.txt")
+        with open(binary, "wb") as first, open(text, "w") as second:
+            first.write(b"200000 300\n")
+            for i in range(200_000):
+                first.write(b"word%d " % i + vectors[i % 500].tobytes())
+                second.write(f"word{i} {texts[i % 500]}")
+        names = [f"word{i}" for i in range(0, 200_000, 200)]
+        for path in (binary, text):
+            ours, alone = timed(lambda: word_vectors(names, path), lambda: read(path), repeat=repeat)
+            print(f"words, {path.name} ({path.stat().st_size / 1e6:,.0f} MB): {ours:.2f} s; "
+                  f"reading it alone {alone:.2f} s, ours {ours / alone:.1f} times as long")
+
+
 def main(argv=None):
     """Run the benchmarks named (all when none is)."""
     benchmarks = {name[6:]: function for name, function in globals().items() if name.startswith("bench_")}

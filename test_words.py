@@ -26,7 +26,8 @@ def expected(path):
 
 def rows(vocabulary=VOCABULARY, dim=3):
     """Made-up vectors that text of six decimals holds exactly enough."""
-    return dict(zip(vocabulary, np.random.default_rng(0).standard_normal((len(vocabulary), dim)).astype(np.float32).round(4)))
+    drawn = np.random.default_rng(0).standard_normal((len(vocabulary), dim)).astype(np.float32)
+    return dict(zip(vocabulary, drawn.round(4)))
 
 
 def text(vectors, header=False, end="\n"):
@@ -57,7 +58,8 @@ def test_fasttext_model_equals_package(packed, write):
     np.testing.assert_allclose(word_vectors(names, path), [truth[name] for name in names], atol=1e-7, rtol=0)
     phrases = word_vectors(["Faux.Fur", "boots.ankle", "fake fur", "UNKNOWN"], path)
     mean = (truth["fake"] + truth["fur"]) / 2
-    np.testing.assert_allclose(phrases, [truth["fake fur"], truth["ankle boots"], mean, truth["unknown"]], atol=1e-7, rtol=0)
+    wanted = [truth["fake fur"], truth["ankle boots"], mean, truth["unknown"]]
+    np.testing.assert_allclose(phrases, wanted, atol=1e-7, rtol=0)
 
 
 def test_word2vec_equals_package(write):
@@ -69,7 +71,8 @@ def test_word2vec_equals_package(write):
 
 
 @pytest.mark.parametrize("content", [
-    text(rows()), text(rows(), header=True), text(rows(), end=" \n"), text(rows(), header=True, end="\r\n"), binary(rows()),
+    text(rows()), text(rows(), header=True), text(rows(), end=" \n"), text(rows(), header=True, end="\r\n"),
+    binary(rows()),
     text({"the": rows()["old"], "old shoe": rows()["new"], ". .": rows()["new"], **rows()}),
     text(rows()) + text({"old": rows()["new"]}), gzip.compress(text(rows())), gzip.compress(binary(rows()))],
     ids="glove header trailing crlf word2vec spaces twice glove.gz word2vec.gz".split())
@@ -98,7 +101,7 @@ def test_short_numbers_are_text(write):
     ("traffic_light", "word2vec", [["traffic_light"], ["traffic", "light"]]),
     ("Off  White ", "glove", [["Off_White"], ["Off", "White"]]),
     ("Red.T-Shirt", "glove", [["Red.T-Shirt"], ["Red", "T-Shirt"], ["Red", "T", "Shirt"]]),
-    ("Highlighter_and_Blush", "word2vec", [["Highlighter_and_Blush"], ["Highlighter", "and", "Blush"], ["Highlighter", "Blush"]]),
+    ("Lip_and_Nail", "word2vec", [["Lip_and_Nail"], ["Lip", "and", "Nail"], ["Lip", "Nail"]]),
     ("and", "glove", [["and"]]),
     ("--", "glove", [["--"]])])
 def test_readings(name, kind, readings):
@@ -108,7 +111,7 @@ def test_readings(name, kind, readings):
 
 def test_spellings():
     truth = expected(WORD2VEC)
-    names = ["New", "new", "CANVAS", "Canvas", "paris", "Fire Hydrant", "Old-Leather", "Faux.Leather", "old_and_leather"]
+    names = "New new CANVAS Canvas paris Fire\tHydrant Old-Leather Faux.Leather old_and_leather".split(" ")
     mean = (truth["old"] + truth["leather"]) / 2
     wanted = [truth["New"], truth["New"], truth["canvas"], truth["Canvas"], truth["Paris"], truth["fire_hydrant"], mean,
               (truth["fake"] + truth["leather"]) / 2, mean]
@@ -118,8 +121,10 @@ def test_spellings():
 def test_npz(write, tmp_path):
     vectors = np.arange(12, dtype=np.float64).reshape(4, 3)
     np.savez(tmp_path / "a.npz", names=["Faux.Fur", "old", "Old", "shoe"], vectors=vectors)
-    assert word_vectors(["Old", "Faux.Fur", "old_shoe"], tmp_path / "a.npz").tolist() == [[6, 7, 8], [0, 1, 2], [6, 7, 8]]
-    np.savez(tmp_path / "b.npz", states=["old", "red"], state_vectors=vectors[:2], objects=["shoe", "fur"], object_vectors=vectors[2:])
+    found = word_vectors(["Old", "Faux.Fur", "old_shoe"], tmp_path / "a.npz")
+    assert np.array_equal(found, [vectors[2], vectors[0], (vectors[1] + vectors[3]) / 2])
+    np.savez(tmp_path / "b.npz", states=["old", "red"], state_vectors=vectors[:2],
+             objects=["shoe", "fur"], object_vectors=vectors[2:])
     assert np.array_equal(word_vectors(["old", "red", "shoe", "fur"], tmp_path / "b.npz"), vectors)
     np.savez(tmp_path / "c.npz", names=["old"], vectors=vectors)
     np.savez(tmp_path / "d.npz", features=vectors)
@@ -163,7 +168,8 @@ def test_all_misses_in_one_error(write):
     with pytest.raises(ValueError) as error:
         word_vectors(["old", "Boots.Mid-Calf", "wet dog", "wet dog", "new"], path, WORD2VEC)
     for part in (f"{path} has no vectors for 2 of 4 names: Boots.Mid-Calf (midcalf), wet dog (wet dog)",
-                 f"{WORD2VEC} has no vectors for 2 of 4 names: Boots.Mid-Calf (midcalf boots), wet dog", "--missing random"):
+                 f"{WORD2VEC} has no vectors for 2 of 4 names: Boots.Mid-Calf (midcalf boots), wet dog",
+                 "--missing random"):
         assert part in str(error.value)
     with pytest.raises(ValueError, match="expected \"error\""):
         word_vectors(["old"], path, missing="skip")
@@ -172,7 +178,7 @@ def test_all_misses_in_one_error(write):
 def test_missing_words_stand_in(write):
     path, known = write(text(rows(dim=300))), rows(dim=300)
     names, found = ["midcalf", "old", "Boots.Mid-Calf", "new"], np.array([known["old"], known["boots"], known["new"]])
-    with pytest.warns(UserWarning, match=r"2 of 4 names: midcalf \(midcalf\), Boots.Mid-Calf \(midcalf\): mean vectors"):
+    with pytest.warns(UserWarning, match=r"2 of 4 names: midcalf \(midcalf\), Boots.Mid-Calf \(midcalf\): mean"):
         mean = word_vectors(names, path, missing="mean")
     np.testing.assert_allclose(mean[0], found.mean(0), atol=1e-6)
     np.testing.assert_allclose(mean[2], (found.mean(0) + known["boots"]) / 2, atol=1e-6)
@@ -182,15 +188,16 @@ def test_missing_words_stand_in(write):
     assert np.array_equal(drawn, again) and np.array_equal(drawn[[1, 3]], mean[[1, 3]])
     assert np.isclose(np.linalg.norm(drawn[0]), np.linalg.norm(found, axis=1).mean(), rtol=0.15)
     np.testing.assert_allclose(drawn[2], (drawn[0] + known["boots"]) / 2, atol=1e-6)
-    with pytest.raises(ValueError, match="none of the words"):
+    with pytest.raises(ValueError, match="nothing to take mean vectors from"):
         word_vectors(["midcalf"], path, missing="mean")
 
 
 @pytest.mark.parametrize("content, message", [
     (b"<!DOCTYPE html>\n<html>", "<!DOCTYPE html>"), (b"", "b''"), (b"PK\x03\x04 no zip", "not a zip file"),
-    (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, the first word 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "could not convert"),
+    (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, the first word 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
     (b"old 0.1 0.2\nnew nan 1\n", "NaN"), (gzip.compress(text(rows()))[:-9], "ended before"),
-    (b"\x1f\x8bno gzip at all", "cannot read"), (words.FASTTEXT + bytes(100), "version 0"), (binary(rows())[:-3], "ends after 14 of 15")])
+    (b"\x1f\x8bno gzip at all", "cannot read"), (words.FASTTEXT + bytes(100), "version 0"),
+    (binary(rows())[:-3], "ends after 14 of 15")])
 def test_bad_files(content, message, write):
     path = write(content)
     with pytest.raises((ValueError, OSError), match=message):
@@ -201,7 +208,7 @@ def test_fasttext_cut_short_or_quantised(write):
     model = FASTTEXT.read_bytes()
     matrix = model.index(struct.pack("<2q", 70, 6)) + 16  # 20 words and 50 buckets
     names = [name for name in expected(FASTTEXT) if name != "fake fur"] + [f"word{i}" for i in range(50)]  # every row
-    for size in [*range(4, matrix), *range(matrix, matrix + 70 * 6 * 4, 97)]:
+    for size in [*range(4, matrix, 3), *range(matrix, matrix + 70 * 6 * 4, 97)]:
         with pytest.raises(ValueError, match="cannot read .*: it ends"):
             word_vectors(names, write(model[:size]))
     with pytest.raises(ValueError, match="quantised"):
@@ -222,11 +229,12 @@ def test_every_primitive_has_a_vector():
         pytest.skip("no ../shared")
     glove = SHARED / "words/glove.100d.subset.txt"
     for folder in ("fashion/compositional-split-natural", "splits/mit-states", "splits/cgqa"):
-        pairs = [line.split() for file in (SHARED / folder).glob("*_pairs.txt") for line in file.read_text().splitlines()]
-        names = sorted({name for pair in pairs for name in pair})
+        names = sorted({name for file in (SHARED / folder).glob("*_pairs.txt") for name in file.read_text().split()})
         assert word_vectors(names, glove).shape == (len(names), 100)
     with np.load(SHARED / "splits/ut-zap50k/word_vectors_300d.npz") as arrays:
-        names, vectors = [*arrays["states"], *arrays["objects"]], np.vstack([arrays["state_vectors"], arrays["object_vectors"]])
-    with pytest.raises(ValueError, match=r"3 of 28 names: Nubuck \(grainy\), Boots.Mid-Calf \(midcalf\), Shoes.Oxfords \(oxford\)"):
+        names = [*arrays["states"], *arrays["objects"]]
+        vectors = np.vstack([arrays["state_vectors"], arrays["object_vectors"]])
+    lacking = r"3 of 28 names: Nubuck \(grainy\), Boots.Mid-Calf \(midcalf\), Shoes.Oxfords \(oxford\)"
+    with pytest.raises(ValueError, match=lacking):
         word_vectors(names, glove)
     assert np.array_equal(word_vectors(names, SHARED / "splits/ut-zap50k/word_vectors_300d.npz"), vectors)

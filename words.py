@@ -1,13 +1,13 @@
-"""Word vectors for names of states and objects, from the files people have: only the rows needed, in one pass.
+"""Word vectors for the names of states and objects, from the files people have: only the rows needed, in one pass.
 
 Legend: N names, D numbers a vector.
 
-How a name becomes words. If it is in the tables below (any case), what stands there replaces it, as in published work. Then
-the first of these readings whose words all have vectors counts, and the name's vector is the mean of theirs:
-the whole ("fire_hydrant"); its parts at `_`, `.` and spaces; its parts at everything that is neither letter nor digit; the same
-without *a, and, of, to* (published word2vec has none of them). A word is looked up as written, in lower case, then
-capitalised in word2vec and `.npz` files; in lower case first in text files, whose published ones know nothing else.
-fastText's `.bin` knows every word, from its n-grams: there only lower case, and parts not in its dictionary are made up.
+How a name becomes words: what the tables below hold for it (any case) replaces it, as in published work. Then, of these
+readings, the first whose words all have vectors counts, and their mean is the name's: the whole ("fire_hydrant"); parts
+at `_`, `.` and spaces; parts at all but letters and digits; the same without *a, and, of, to* (published word2vec lacks
+them). A word is looked up as written, in lower case, then capitalised; in text files lower case comes first, as the
+published ones have no other. fastText's `.bin` makes vectors for unknown words from their n-grams: there only lower
+case and the first two readings.
 """
 
 import gzip
@@ -30,44 +30,25 @@ FILES = {  # under the data root
     "glove": "glove/glove.6B.300d.txt",
 }
 
-# The published table: the names of UT-Zappos and C-GQA that are no words, in lower case here. Words joined by `_` are averaged.
+# The published tables: names of UT-Zappos and C-GQA that are no words, here in lower case.
 EXCEPTIONS = {
-    "faux.fur": "fake_fur",
-    "faux.leather": "fake_leather",
-    "full.grain.leather": "thick_leather",
-    "hair.calf": "hair_leather",
-    "patent.leather": "shiny_leather",
-    "boots.ankle": "ankle_boots",
-    "boots.knee.high": "knee_high_boots",
-    "boots.mid-calf": "midcalf_boots",
-    "shoes.boat.shoes": "boat_shoes",
-    "shoes.clogs.and.mules": "clogs_shoes",
-    "shoes.flats": "flats_shoes",
-    "shoes.heels": "heels",
-    "shoes.loafers": "loafers",
-    "shoes.oxfords": "oxford_shoes",
+    "faux.fur": "fake_fur", "faux.leather": "fake_leather", "full.grain.leather": "thick_leather",
+    "hair.calf": "hair_leather", "patent.leather": "shiny_leather",
+    "boots.ankle": "ankle_boots", "boots.knee.high": "knee_high_boots", "boots.mid-calf": "midcalf_boots",
+    "shoes.boat.shoes": "boat_shoes", "shoes.clogs.and.mules": "clogs_shoes", "shoes.flats": "flats_shoes",
+    "shoes.heels": "heels", "shoes.loafers": "loafers", "shoes.oxfords": "oxford_shoes",
     "shoes.sneakers.and.athletic.shoes": "sneakers",
-    "trash_can": "trashcan",
-    "dry-erase_board": "dry_erase_board",
-    "black_and_white": "black_white",
+    "trash_can": "trashcan", "dry-erase_board": "dry_erase_board", "black_and_white": "black_white",
     "eiffel_tower": "tower",
 }
-EXCEPTIONS_OF = {  # what differs by format ("glove": text without a first line of counts)
+EXCEPTIONS_OF = {  # what differs by format
     "glove": {"nubuck": "grainy_leather"},
-    "fasttext": {  # with a space: one string for fastText's n-grams, and no mean
-        "faux.fur": "fake fur",
-        "faux.leather": "fake leather",
-        "full.grain.leather": "thick leather",
-        "hair.calf": "hairy leather",
-        "patent.leather": "shiny leather",
-        "boots.ankle": "ankle boots",
-        "boots.knee.high": "kneehigh boots",
-        "boots.mid-calf": "midcalf boots",
-        "shoes.boat.shoes": "boatshoes",
-        "shoes.clogs.and.mules": "clogs shoes",
-        "shoes.flats": "flats shoes",
-        "shoes.oxfords": "oxford shoes",
-        "traffic_light": "traficlight",
+    "fasttext": {  # with a space: one string for the n-grams, and no mean
+        "faux.fur": "fake fur", "faux.leather": "fake leather", "full.grain.leather": "thick leather",
+        "hair.calf": "hairy leather", "patent.leather": "shiny leather",
+        "boots.ankle": "ankle boots", "boots.knee.high": "kneehigh boots", "boots.mid-calf": "midcalf boots",
+        "shoes.boat.shoes": "boatshoes", "shoes.clogs.and.mules": "clogs shoes", "shoes.flats": "flats shoes",
+        "shoes.oxfords": "oxford shoes", "traffic_light": "traficlight",
     },
 }
 CHUNK = 1 << 20  # bytes read at a time: larger ones leave the processor's cache and took twice as long
@@ -77,12 +58,12 @@ FASTTEXT = struct.pack("<i", 793712314)  # how its models begin
 def word_vectors(names, *sources, missing="error", root="data"):
     """One vector a name: (N, sum of D) float32, the sources side by side in the order given.
 
-    A source is "word2vec", "fasttext" or "glove" (files under `root`, see FILES, or the same with .gz), "random" (standard
-    normal, D 300, seeded by the name), several joined by `+`, or a file: text of GloVe or fastText, word2vec's or fastText's
-    .bin, any of these as .gz, or .npz with `names` and `vectors`. The content decides on the format.
-    `missing`: "error" lists every name without a vector; "random" (seeded, as long as the source's vectors are on average)
-    or "mean" (of the source's vectors found) stands in for each missing word, with one warning.
-    Raises ValueError for missing words and files that cannot be read, FileNotFoundError that says which file is expected.
+    A source is "word2vec", "fasttext" or "glove" (files under `root`, see FILES, or the same with .gz), "random"
+    (standard normal, D 300, seeded by the name), several joined by `+`, or a file: text of GloVe or fastText, .bin of
+    word2vec or fastText, any of these as .gz, or .npz with `names` and `vectors`. The content decides on the format.
+    `missing`: "error" lists every name without a vector; "random" (seeded, as long as the source's on average) or
+    "mean" (of those found) stands in for each missing word, with one warning.
+    Raises ValueError for missing words or a file that cannot be read, FileNotFoundError that names the file expected.
 
     >>> word_vectors(["old", "new"], "random").shape
     (2, 300)
@@ -144,21 +125,28 @@ def _look_up(names, path, missing):
             found, dim = READERS[kind](file, wanted, tick, *shape)
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read word vectors from {path}: {error}") from error
-    if names and not found and missing != "error":
-        raise ValueError(f"{path} has none of the words of {', '.join(names[:5])}, ...: are these the right vectors?")
-    if not all(np.isfinite(vector).all() for vector in found.values()):
+    known = np.array(list(found.values()), np.float32).reshape(-1, dim)
+    if not np.isfinite(known).all():
         raise ValueError(f"{path} has vectors with NaN or infinite numbers")
-    length = np.mean([np.linalg.norm(vector) for vector in found.values()]) if found else 1.0
-    centre = np.mean(list(found.values()), axis=0) if found else np.zeros(dim)
-    vectors, absent = np.empty((len(names), dim), np.float32), {}
+    if names and not len(known) and missing != "error":
+        raise ValueError(f"{path} has no word of {', '.join(names[:5])}, ...: nothing to take {missing} vectors from")
+    vectors, absent = np.zeros((len(names), dim), np.float32), {}
     for row, name in zip(vectors, names):
         words, hits = _first_complete(readings[name], found, kind)
         if lacking := [word for word, hit in zip(words, hits) if hit is None]:
             absent[name] = lacking
-            spare = {word: centre if missing == "mean" else _random(word, dim) * (length / dim**0.5) for word in lacking}
-            hits = [spare[word] if hit is None else hit for word, hit in zip(words, hits)]
+            if missing == "error":
+                continue
+            hits = [_stand_in(word, known, missing) if hit is None else hit for word, hit in zip(words, hits)]
         row[:] = np.mean(hits, axis=0)
     return vectors, absent
+
+
+def _stand_in(word, known, missing):
+    """A vector (D,) for a missing word: the mean of the `known` (K, D), or a random one of their mean length."""
+    if missing == "mean":
+        return known.mean(axis=0)
+    return _random(word, known.shape[1]) * np.linalg.norm(known, axis=1).mean() / known.shape[1]**0.5
 
 
 def _readings(name, kind):
@@ -175,7 +163,7 @@ def _readings(name, kind):
 
 
 def _spellings(word, kind):
-    """How a word may be written in a file of this kind, best first. No capitalised phrases: published work has no such."""
+    """How a word may be written in a file of this kind, best first; no capitalised phrases: published work has none."""
     if kind == "fasttext":
         return [word.lower()]
     written = [word, word.lower()] if kind in ("word2vec", "npz") else [word.lower(), word]
@@ -201,7 +189,7 @@ def _opened(path):
 
 
 def _recognise(head):
-    """From a file's first bytes its format, and for text and word2vec also: words (None: unsaid), D, where the rows begin."""
+    """A file's format from its first bytes; for text and word2vec also: words (None: unsaid), D, where rows begin."""
     if head.startswith(FASTTEXT):
         return ("fasttext",)
     if head.startswith(b"PK"):
@@ -242,7 +230,7 @@ def _read_word2vec(file, wanted, tick, count, dim, start):
 
 
 def _scan(file, wanted, tick, count, end, size):
-    """Of `count` entries, each a word, `end` and `size` bytes: {word: (number, bytes)} of those wanted, and the length of all."""
+    """Of `count` entries of a word, `end`, `size` bytes: {word: (number, bytes)} of those wanted; bytes in all."""
     keys, found = {word.encode(): word for word in wanted}, {}
     buffer, at, gone = b"", 0, 0
     for number in range(count):
@@ -262,12 +250,13 @@ def _scan(file, wanted, tick, count, end, size):
 
 
 def _read_fasttext(file, wanted, tick):
-    """A fastText model, versions 11 and 12: arguments, dictionary, then the matrix, of which only the rows needed are read.
+    """A fastText model, versions 11 and 12: arguments, dictionary, then the matrix, of which it reads the rows needed.
 
     A word's vector is the mean of its own row (if the dictionary has it) and those of its n-grams.
     """
     header = struct.Struct("<2i12id3i2q")
-    (_, version, dim, *_, model, bucket, low, high, _, _, size, known, _, _, pruned) = header.unpack(_take(file, header.size))
+    fields = header.unpack(_take(file, header.size))
+    version, dim, model, bucket, low, high, size, known, pruned = (fields[i] for i in (1, 2, 9, 10, 11, 12, 15, 16, 19))
     if version not in (11, 12):
         raise ValueError(f"fastText's format has version {version}, expected 11 or 12")
     found, length = _scan(file, wanted, tick, size, b"\0", 9)  # after each word: its count, its type
@@ -300,7 +289,7 @@ def _take(file, size):
 
 
 def _ngram_hashes(word, low, high):
-    """FNV-1a hashes, as fastText has them (bytes are signed), of all n-grams of `low` to `high` letters, but for bare < and >."""
+    """fastText's hashes (FNV-1a of signed bytes) of all n-grams of `low` to `high` letters, but for bare < and >."""
     for i in range(len(word)):
         for n in range(max(low, 1), min(high, len(word) - i) + 1):
             if n == 1 and i in (0, len(word) - 1):
@@ -312,7 +301,7 @@ def _ngram_hashes(word, low, high):
 
 
 def _read_npz(file, wanted, tick):
-    """Arrays `names` or `words` and `vectors`, or `states`, `state_vectors`, `objects`, `object_vectors` (first entry counts)."""
+    """Arrays `names` or `words` and `vectors`, or `states`, `state_vectors`, `objects`, `object_vectors`."""
     found, dims = {}, set()
     with np.load(file) as arrays:
         for key, rows in {"names": "", "words": "", "states": "state_", "objects": "object_"}.items():
@@ -323,10 +312,11 @@ def _read_npz(file, wanted, tick):
                     raise ValueError(f"{rows} has shape {vectors.shape}, expected ({len(words)}, D) for {key}")
                 dims.add(vectors.shape[1])
                 for word, vector in zip(words.tolist(), vectors):
-                    found.setdefault(word, vector)
+                    found.setdefault(word, vector)  # a state and object of one name: the state's
         if len(dims) != 1:
-            raise ValueError(f"expected arrays `names` and `vectors`, it has {', '.join(arrays.files)}, {len(dims)} sizes D")
+            raise ValueError(f"expected arrays `names` and `vectors` of one D, found {', '.join(arrays.files)}")
     return {word: found[word] for word in wanted & found.keys()}, dims.pop()
 
 
-READERS = {"glove": _read_text, "text": _read_text, "word2vec": _read_word2vec, "fasttext": _read_fasttext, "npz": _read_npz}
+READERS = {  # "glove" is text without, "text" with a first line of counts
+    "glove": _read_text, "text": _read_text, "word2vec": _read_word2vec, "fasttext": _read_fasttext, "npz": _read_npz}
