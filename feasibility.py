@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -255,9 +256,8 @@ def save_csv(path, feasibility, seen, states, objects):
     with open(part, "w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["state", "object", "seen", "feasibility"])
-        for s, state in enumerate(states):
-            cells = zip(objects, seen[s], feasibility[s])
-            rows.writerows((state, object, int(known), f"{score:.6f}") for object, known, score in cells)
+        for (s, o), score in np.ndenumerate(feasibility):
+            rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
     os.replace(part, path)
 
 
@@ -268,9 +268,9 @@ def _spellings(name):
 
 def _vector(name, table):
     """The vector of a name, or None."""
-    usable = (words for words in _spellings(name) if words and all(word in table for word in words))
-    words = next(usable, None)
-    return words and np.mean([table[word] for word in words], axis=0)
+    for words in _spellings(name):
+        if words and all(word in table for word in words):
+            return np.mean([table[word] for word in words], axis=0)
 
 
 def _arrays(path, *keys):
@@ -304,14 +304,15 @@ def agreement(scores, seen, states, objects, *, occurring=None, published=None, 
         figures["rank correlation"] = rank_correlation(scores[~seen], published[~seen])
     if occurring is not None:
         figures["AUROC"] = auroc(scores, occurring, ~seen)
-    for kind, names, partners in (("objects", objects, states), ("states", states, objects)):
-        table = (tables or {}).get(kind, {})
-        top = max((len(cell) for row in table.values() for cell in row), default=1)
-        ranking = getattr(ranked(scores, seen, top=top), kind)
-        ours = [ranking[i] for i in _indices(table, names, f"the {kind}")]
-        for end, title in enumerate(("most", "least") if table else ()):
-            cells = [({partners[i] for i in row[end]}, set(theirs[end])) for row, theirs in zip(ours, table.values())]
-            figures[f"{kind}: {title} (of {sum(len(b) for _, b in cells)})"] = sum(len(a & b) for a, b in cells)
+    for kind, table in (tables or {}).items():
+        if kind not in ("objects", "states"):
+            raise ValueError(f"unknown kind of table {kind!r}: expected 'objects' or 'states'")
+        own, partners = (objects, states) if kind == "objects" else (states, objects)
+        ranking = getattr(ranked(scores, seen, top=max(len(cell) for row in table.values() for cell in row)), kind)
+        for end, title in enumerate(("most", "least")):
+            paper = [set(row[end]) for row in table.values()]
+            ours = [{partners[k] for k in ranking[i][end]} for i in _indices(table, own, f"the {kind}")]
+            figures[f"{kind}: {title} (of {sum(map(len, paper))})"] = sum(len(a & b) for a, b in zip(paper, ours))
     return figures
 
 
@@ -374,10 +375,7 @@ def _run(options):
 
 
 def _json(path):
-    if path is None:
-        return {}
-    with open(path, encoding="utf-8") as file:
-        content = json.load(file)
+    content = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected an object, {{name: ...}}")
     return content
@@ -402,9 +400,9 @@ def _print_tables(scores, seen, states, objects, options):
     ):
         if (options.object or options.state) and not name:
             continue
-        rows_shown = _indices([name] if name else names, names, f"the {kind}s")
+        chosen = _indices([name] if name else names, names, f"the {kind}s")
         print(f"| {kind} | most feasible | least feasible |\n| --- | --- | --- |")
-        for i in rows_shown:
+        for i in chosen:
             cells = (", ".join(f"{partners[k]} {rows[i, k]:.2f}" for k in end) for end in ends[i])
             print(f"| {names[i]} | {' | '.join(cells)} |")
         print()

@@ -19,7 +19,8 @@ SHARED = HERE / "../shared/data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
 
 STATES, OBJECTS = ["old", "small", "wet"], ["cat", "dog", "well"]
-STATE_VECTORS, OBJECT_VECTORS = np.array([[1, 0.5, 0], [1, 0, 0], [0.6, 0.8, 0]]), np.array([[4, 3, 0], [2, 0, 0], [0, 0, 1.0]])
+STATE_VECTORS = np.array([[1, 0.5, 0], [1, 0, 0], [0.6, 0.8, 0]])
+OBJECT_VECTORS = np.array([[4, 3, 0], [2, 0, 0], [0, 0, 1.0]])
 SEEN = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 1]], bool)  # old well, small cat, wet dog, wet well
 
 
@@ -32,7 +33,8 @@ def plain(states, objects, seen, mix):
     for s, o in np.argwhere(~seen):
         by_object = max([cos(objects[o], objects[other]) for other in np.flatnonzero(seen[s])], default=-1)
         by_state = max([cos(states[s], states[other]) for other in np.flatnonzero(seen[:, o])], default=-1)
-        scores[s, o] = {"mean": (by_state + by_object) / 2, "max": max(by_state, by_object), "state": by_state, "object": by_object}[mix]
+        scores[s, o] = {"mean": (by_state + by_object) / 2, "max": max(by_state, by_object),
+                        "state": by_state, "object": by_object}[mix]
     return scores
 
 
@@ -44,7 +46,7 @@ def random_case(seed, density):
     return rng.normal(size=(S, D)), rng.normal(size=(O, D)), seen
 
 
-@pytest.mark.parametrize("density", [0, 0.1, 0.4, 0.9, 1])  # a single seen composition, empty rows and columns, ..., all seen
+@pytest.mark.parametrize("density", [0, 0.1, 0.4, 0.9, 1])  # one composition seen, empty rows, ..., all seen
 @pytest.mark.parametrize("mix", F.MIXES)
 def test_scores_equal_the_plain_double_loop(density, mix):
     for seed in range(20):
@@ -54,7 +56,8 @@ def test_scores_equal_the_plain_double_loop(density, mix):
 
 def test_scores_equal_the_published_models():
     golden = np.load(HERE / "testdata/model.npz")
-    scores = F.feasibility_scores(golden["param/attr_embedder.weight"], golden["param/obj_embedder.weight"], golden["seen"])
+    vectors = (golden[f"param/{kind}_embedder.weight"] for kind in ("attr", "obj"))
+    scores = F.feasibility_scores(*vectors, golden["seen"])
     np.testing.assert_allclose(scores, golden["feasibility"], atol=1e-6)
 
 
@@ -119,9 +122,13 @@ def test_explain_refuses_indices_outside():
 def test_ranking_by_hand():
     scores = np.array([[0.1, 0.9, 1, 0.5], [0.2, 0.2, 0.3, 0.2]])
     ranking = F.ranked(scores, np.array([[0, 0, 1, 0], [0, 0, 0, 0]], bool), top=2)
-    assert [[end.tolist() for end in ends] for ends in ranking.states] == [[[1, 3], [0, 3]], [[2, 0], [0, 1]]]
-    assert [[end.tolist() for end in ends] for ends in ranking.objects] == [[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[1], [1]], [[0, 1], [1, 0]]]
-    assert [end.tolist() for end in ranking.overall] == [[1, 3], [0, 4]]
+
+    def lists(ends):
+        return tuple(end.tolist() for end in ends)
+
+    assert [*map(lists, ranking.states)] == [([1, 3], [0, 3]), ([2, 0], [0, 1])]
+    assert [*map(lists, ranking.objects)] == [([1, 0], [0, 1]), ([0, 1], [1, 0]), ([1], [1]), ([0, 1], [1, 0])]
+    assert lists(ranking.overall) == ([1, 3], [0, 4])
     with pytest.raises(ValueError, match="top is 0"):
         F.ranked(scores, scores > 1, top=0)
 
@@ -169,9 +176,8 @@ def test_rank_correlation_in_closed_form():
 
 
 def shuffled_auroc(states, objects, seen, occurring):
-    rngs = map(np.random.default_rng, range(5))
-    return np.mean([F.auroc(F.feasibility_scores(rng.permutation(states), rng.permutation(objects), seen), occurring, ~seen)
-                    for rng in rngs])
+    shuffles = [map(np.random.default_rng(seed).permutation, (states, objects)) for seed in range(5)]
+    return np.mean([F.auroc(F.feasibility_scores(*vectors, seen), occurring, ~seen) for vectors in shuffles])
 
 
 def test_figures_of_mit_states():
@@ -182,22 +188,25 @@ def test_figures_of_mit_states():
         assert F.rank_correlation(scores[~seen], data["published"][~seen]) == pytest.approx(expected, abs=0.005)
     assert F.auroc(data["published"], data["occurring"], ~seen) == pytest.approx(0.849, abs=0.005)
     assert shuffled_auroc(*vectors, seen, data["occurring"]) == pytest.approx(0.57, abs=0.03)
+    tables = json.loads((HERE / "testdata/feasibility_tables.json").read_text())
     figures = F.agreement(F.feasibility_scores(*vectors, seen), seen, data["states"].tolist(), data["objects"].tolist(),
-                          occurring=data["occurring"], tables=json.loads((HERE / "testdata/feasibility_tables.json").read_text()))
+                          occurring=data["occurring"], tables=tables)
     assert figures.pop("AUROC") == pytest.approx(0.833, abs=0.005)
-    assert figures == {"objects: most (of 75)": 41, "objects: least (of 75)": 21, "states: most (of 75)": 38, "states: least (of 75)": 11}
+    assert figures == {"objects: most (of 75)": 41, "objects: least (of 75)": 21,
+                       "states: most (of 75)": 38, "states: least (of 75)": 11}
 
 
 @needs_shared
 @pytest.mark.parametrize("name, lists, vectors, correlation, area, published_area, shuffled_area", [
     ("mit-states", ["all"], "words/glove.100d.subset.txt", 0.934, 0.833, 0.849, 0.57),
     ("cgqa", ["val", "test"], "words/glove.100d.subset.txt", 0.956, 0.930, 0.932, 0.81),
-    ("ut-zap50k", ["val", "test"], "splits/ut-zap50k/word_vectors_300d.npz", 0.680, 0.563, 0.661, None),  # as measured first
+    ("ut-zap50k", ["val", "test"], "splits/ut-zap50k/word_vectors_300d.npz", 0.680, 0.563, 0.661, None),  # ours
 ])
 def test_figures_of_the_real_lists(name, lists, vectors, correlation, area, published_area, shuffled_area):
     pairs, *others = (F.read_pairs(SHARED / f"splits/{name}/{part}_pairs.txt") for part in ("train", *lists))
     states, objects = (sorted(set(names)) for names in zip(*pairs.union(*others)))
-    seen, occurring = (np.array([[(s, o) in some for o in objects] for s in states]) for some in (pairs, set.union(*others)))
+    lists = pairs, set.union(*others)
+    seen, occurring = (np.array([[(s, o) in some for o in objects] for s in states]) for some in lists)
     published = np.load(SHARED / f"splits/{name}/published_feasibility_glove300.npz")["feasibility"].reshape(seen.shape)
     assert np.array_equal(published == 0, seen)
     vectors = F.read_vectors(SHARED / vectors, states, objects, {})
@@ -271,8 +280,9 @@ def test_script_checks_against_what_is_known(files, capsys):
 
 
 def test_vectors_of_names_that_are_no_words(files):
-    vectors, _ = F.read_vectors("vectors.txt", ["Wet", "Old-Wet", "old_Well.wet", "Nubuck"], ["cat"], {"Nubuck": "small_wet"})
-    old, small, wet, well = (dict(zip(STATES + OBJECTS, [*STATE_VECTORS, *OBJECT_VECTORS]))[n] for n in ("old", "small", "wet", "well"))
+    names = ["Wet", "Old-Wet", "old_Well.wet", "Nubuck"]
+    vectors, _ = F.read_vectors("vectors.txt", names, ["cat"], {"Nubuck": "small_wet"})
+    (old, small, wet), well = STATE_VECTORS, OBJECT_VECTORS[2]
     np.testing.assert_allclose(vectors, [wet, (old + wet) / 2, (old + well + wet) / 3, (small + wet) / 2])
 
 
@@ -290,6 +300,7 @@ def test_vectors_of_names_that_are_no_words(files):
     (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
     (["--published", "sizes.npz"], "cannot reshape"),
     (["--tables", "list.json"], "list.json holds a list"),
+    (["--tables", "kind.json"], "unknown kind of table 'cats'"),
 ])
 def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message):
     Path("bad.txt").write_text("wet cat\nwet old cat\n")
@@ -297,6 +308,7 @@ def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message
     Path("empty.txt").write_text("\n")
     Path("bad.npz").write_text("not an archive")
     Path("list.json").write_text("[]")
+    Path("kind.json").write_text('{"cats": {}}')
     np.savez("short.npz", scores=np.zeros((2, 3)), states=STATES, objects=OBJECTS)
     np.savez("other.npz", scores=np.zeros((1, 3)), states=["wet"], objects=OBJECTS)
     np.savez("sizes.npz", feasibility=np.zeros(7))
@@ -308,9 +320,9 @@ def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message
 
 
 def test_file_works_alone(files):
-    tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
-    imports = {name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))
-               for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
+    nodes = [*ast.walk(ast.parse(Path(F.__file__).read_text(encoding="utf-8")))]
+    imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert imports - sys.stdlib_module_names == {"numpy"}
     (files / "feasibility.py").write_bytes(Path(F.__file__).read_bytes())
     command = [sys.executable, "feasibility.py", "--pairs", "pairs.txt", "--vectors", "vectors.txt", "--state", "wet"]
