@@ -60,7 +60,10 @@ class Dataset(NamedTuple):
 
 
 def load(name, root="data"):
-    """Read a dataset by its name (a folder of `root`) or by its folder: Dataset. Every obstacle at once: ValueError."""
+    """Read a dataset by its name (a folder of `root`) or by its folder: Dataset.
+
+    ValueError names every obstacle at once, such as a set without images; FileNotFoundError: no such folder.
+    """
     dataset, problems = read(locate(name, root))
     if problems:
         raise ValueError(f"{dataset.folder}: {'; '.join(problems)}")
@@ -91,8 +94,9 @@ def read(folder):
     images, targets = members(rows, code, notes, problems)
     pairs = {phase: np.array(sorted(code[pair] for pair in own), np.int64) for phase, own in lists.items()}
     pairs = {phase: np.stack(np.divmod(own, max(len(objects), 1)), 1) for phase, own in pairs.items()}
-    name = {there: name for name, there in FOLDERS.items()}.get(folder.resolve().name, folder.resolve().name)
     feasible = read_feasible(folder, states, objects, problems)
+    name = folder.resolve().name
+    name = dict(zip(FOLDERS.values(), FOLDERS)).get(name, name)
     dataset = Dataset(name, folder, *names, pairs, images, targets, feasible, notes)
     notes += oddities(dataset)
     return dataset, problems
@@ -144,8 +148,8 @@ def read_metadata(file, problems, keys=("image", "attr", "obj", "set")):
     except FileNotFoundError:
         problems.append(f"{file.name} is missing: it says what each image shows and in which set it is")
     except Exception as error:  # torch, zip and pickle raise many types for a bad file
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} ({why})")
+        problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
+                        f"({type(error).__name__}: {str(error)[:80]})")
     return []
 
 
@@ -214,8 +218,8 @@ def members(rows, code, notes, problems):
     if rows and not any(images.values()):
         problems.append(f"none of {count(len(rows), 'row')} names a listed pair and a set, the first is {rows[0]}")
     elif rows:
-        problems += [f"no image is left in the set {phase!r}: each of {', '.join(PHASES)} needs some"
-                     for phase in PHASES if not images[phase]]
+        problems += [f"no image is left in the set {phase!r}: train, val and test each need some "
+                     "(--make-split makes them for own data without a split)" for phase in PHASES if not images[phase]]
     return images, {phase: np.array(own, np.int64) for phase, own in targets.items()}
 
 
@@ -244,7 +248,7 @@ def oddities(dataset):
         if outside := (~allowed[target]).sum():
             notes.append(f"{count(outside, phase + ' image')} of pairs in neither the {phase} nor the training list: "
                          f"a ceiling of {allowed[target].mean():.1%} in the closed world")
-        if len(target) and dataset.seen.ravel()[target].all():
+        if dataset.seen.ravel()[target].all():
             notes.append(f"no {phase} image shows an unseen composition: only the seen half can be evaluated")
     times = Counter(image for phase in PHASES for image in set(dataset.images[phase]))
     if shared := sum(number > 1 for number in times.values()):

@@ -202,7 +202,10 @@ def plan_mitstates(names, folder):
 
 
 def plan_utzappos(names, folder):
-    """The metadata's `_image`, a path below some folder of the archive, -> `images/` and its `image`."""
+    """The metadata's `_image`, a path below some folder of the archive, -> `images/` and its `image`.
+
+    Zip files that hide their encoding garble names like Børn: then the file's own name decides, if unique.
+    """
     tails = {}  # every end of every path, None where several share it
     for name in names:
         parts = PurePosixPath(name).parts
@@ -213,5 +216,6 @@ def plan_utzappos(names, folder):
     rows = data.read_metadata(folder / f"metadata_{data.SPLIT}.t7", problems, ("image", "_image"))
     if problems:
         raise ValueError("; ".join(problems))
-    places = {f"images/{data.plain(image)}": tails.get(data.plain(inside)) for image, inside in rows}
-    return [(name, place) for place, name in places.items() if name]
+    places = {f"images/{data.plain(image)}": data.plain(inside) for image, inside in rows}
+    found = [(tails.get(inside) or tails.get(inside.rpartition("/")[2]), place) for place, inside in places.items()]
+    return [(name, place) for name, place in found if name]

@@ -161,7 +161,7 @@ def test_obstacles_of_the_shared_layout(tmp_path, capsys, damage, words):
 
 
 def test_empty_sets_and_metadata_of_other_pairs(tmp_path):
-    with pytest.raises(ValueError, match="no image is left in the set 'val'.*no image is left in the set 'test'"):
+    with pytest.raises(ValueError, match="no image is left in the set 'val': .*; no image is left in the set 'test': "):
         rows = [row if row[3] == "train" else (row[0], "NA", *row[2:]) for row in ROWS]
         data.load(publish(tmp_path / "a", rows=rows))
     with pytest.raises(ValueError, match="none of 2 rows names a listed pair"):
