@@ -2,10 +2,11 @@
 
 An image is predicted as the best candidate of `score + bias * [unseen]`. A low bias favours the compositions seen in
 training, a high one the unseen; the sweep over all biases gives a curve, its area (AUC) and its best harmonic mean (HM).
-Where seen rank i and unseen rank k-1-i of an image cross is all that its top-k prediction depends on: scores are read
-once, in blocks, a few numbers an image are kept, and the whole sweep is one sort.
+An image's prediction depends only on the biases at which its best seen and best unseen scores cross: the scores are
+read once, in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
 
-Shapes: N images, B images of one block, P compositions (columns of the scores), k = topk, K points, T thresholds.
+Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
+T thresholds. Accuracies are fractions.
 Ties go to the lower column, seen before unseen. Two protocols: `exact` tries every bias at which some prediction
 changes; `published` tries the about 20 that the field's evaluator tries, and so reports less.
 
@@ -24,25 +25,29 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 import argparse
 import csv
 import json
+import os
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 
-BLOCK = 1 << 20  # bytes of scores worked on at a time: they stay in the cache between the passes
-HUGE = 1e308  # crossings beyond it count as there, so that every finite crossing lies below bias +inf
+BLOCK = 1 << 21  # bytes of scores worked on at a time: they stay in the cache between the passes over them
+THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
+LIMIT = 8e307  # the difference of two scores beyond it would overflow
 RESAMPLES = 1000
 PROTOCOLS = "exact", "published"
+UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
 
 
 class Curve(NamedTuple):
     """Accuracy as the bias on unseen compositions grows.
 
-    `exact`: `bias` is strictly ascending from -inf, and entry i holds for the biases above `bias[i]` up to and with
-    `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000, and entry i holds at `bias[i]`.
+    `exact`: `bias` is strictly ascending from -inf; entry i holds for the biases above `bias[i]` up to and including
+    `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000; entry i holds at `bias[i]`.
     """
 
     bias: np.ndarray  # (K,)
@@ -53,273 +58,305 @@ class Curve(NamedTuple):
 class BiasSweep:
     """Feed it blocks of scores; it keeps eight numbers an image and answers for every bias.
 
-    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may win (None: all); training
-    and the phase's own pairs make the closed world, all the open one. `pairs` (P, 2) int: state and object of each
-    column, for the accuracies on these (nan without). `topk`: right if the truth is among the k best (cost grows with
-    k). ValueError for anything else.
+    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may win (None: all); the
+    training and the phase's own pairs make the closed world, all the open one. `pairs` (P, 2) int: state and object of
+    each column, for the accuracies on these (nan without). `topk`: right if the truth is among the k best; the time
+    grows with k. Anything else is a ValueError.
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
-        self.seen = _mask("seen", seen)
+        self.seen = _array("seen", seen, "b", (None,))
         p = len(self.seen)
-        self.candidates = np.ones(p, bool) if candidates is None else _mask("candidates", candidates, p)
-        self.pairs = None if pairs is None else _integers("pairs", pairs, (p, 2))
-        if isinstance(topk, bool) or not isinstance(topk, (int, np.integer)) or topk < 1:
-            raise ValueError(f"topk must be an integer of at least 1, got {topk!r}")
-        self.topk = int(topk)
-        self._groups = [np.flatnonzero(group & self.candidates) for group in (self.seen, ~self.seen)]
-        self._parts = []  # (B, 8) each: see _keep
+        self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,))
+        self.pairs = None if pairs is None else _array("pairs", pairs, "iu", (p, 2))
+        self.topk = int(_array("topk", topk, "iu", ()))
+        if self.topk < 1 or not p:
+            raise ValueError(f"topk and the length of seen must be at least 1, got {topk} and {p}")
+        self._groups = [_Group(half, np.flatnonzero(half), np.flatnonzero(~half))
+                        for half in (self.seen & self.candidates, ~self.seen & self.candidates)]
+        self._parts = []  # (B, 8) each
 
     def update(self, scores, target):
-        """Add B images: `scores` (B, P) of any real dtype and layout, higher is better; `target` (B,) true columns.
+        """Add B images: `scores` (B, P), real, any layout, higher is better; `target` (B,) int, the true columns.
 
-        Scores are read once in blocks and neither changed nor kept. ValueError names the row of what is wrong, and then
-        nothing of this call has been added.
+        The scores are neither changed nor kept. A ValueError names the row; then nothing of this call was added.
         """
         scores, target = self._check(scores, target)
         kept = [_room(len(target), self.topk) for _ in self._groups]
-        for rows, block in _blocks(scores):
-            for columns, (best, where) in zip(self._groups, kept):
-                best[rows], where[rows] = _best(block, columns, self.topk)
+
+        def reduce(rows, block, top):
+            for group, (best, where) in zip(self._groups, kept):
+                best[rows], where[rows] = _best(block, top, group, self.topk)
+
+        _each_block(scores, reduce)
         self._keep(*kept[0], *kept[1], target)
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Add B images already reduced to the k best seen and unseen candidates: (B, k) each, best first; target (B,).
+        """Add B images already reduced to the k best seen and k best unseen candidates; target (B,).
 
-        A group with fewer than k candidates has as many columns as it has candidates, or is padded with -inf. Equal
-        scores must be ordered by column for the results of `update` (a GPU's topk may not do so).
+        Scores and columns (B, k), best first, padded with -inf where a group has fewer than k candidates. Equal scores
+        must stand in the order of their columns for the results of `update`; a GPU's topk may not do that.
         """
-        target = _integers("target", target, (None,), len(self.seen))
-        kept = []
-        given = (seen_scores, seen_columns), (unseen_scores, unseen_columns)
+        target = _columns(target, (None,), len(self.seen))
+        given, kept = ((seen_scores, seen_columns), (unseen_scores, unseen_columns)), []
         for name, (scores, columns), group in zip(("seen", "unseen"), given, self._groups):
-            kept += self._check_kept(name, np.asarray(scores), columns, len(target), group)
+            scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
+            columns = _array(f"{name}_columns", columns, "iu", scores.shape).astype(int)
+            real = np.arange(self.topk) < len(group.columns)  # the rest is padding
+            inside = (columns >= 0) & (columns < len(self.seen)) & (np.abs(scores) < LIMIT)
+            good = np.where(real, inside & group.member[np.where(inside, columns, 0)], scores == -np.inf).all(1)
+            good &= (scores[:, 1:] <= scores[:, :-1]).all(1)
+            if not good.all():
+                row = good.argmin()
+                raise ValueError(f"{name} row {row}: expected finite scores, best first, of {name} candidates, and -inf "
+                                 f"after the last candidate; got {scores[row]} at columns {columns[row]}")
+            kept += scores, np.where(real, columns, -1)
         self._keep(*kept, target)
 
     def merge(self, other):
-        """Add the images of another sweep with the same masks, pairs and topk: for shards evaluated apart."""
+        """Add the images of another sweep with the same masks, pairs and topk: shards evaluated apart."""
         for name in "seen", "candidates", "pairs", "topk":
             if not np.array_equal(getattr(self, name), getattr(other, name)):
-                raise ValueError(f"cannot merge sweeps whose {name} differ: build both with the same arguments")
-        self._parts += other._parts
+                raise ValueError(f"cannot merge sweeps that differ in {name}: build both with the same arguments")
+        self._parts = self._parts + other._parts
 
     def curve(self, protocol="exact"):
-        """The Curve of the images so far; ValueError if there are none. A missing half (no unseen images) is nan."""
-        order, points = self._sorted(protocol)
-        return points(np.ones(len(order)))
+        """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
+        images = self._images()
+        return _curve(images, np.ones(len(images.seen), int), protocol)
 
     def report(self, protocol="exact", confidence=None):
-        """The metrics as a dict of plain numbers; fractions, nan where there is nothing to divide by.
+        """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
 
         `auc, best_hm, best_seen, best_unseen`; `hm_seen, hm_unseen, bias` at the best HM; `state_accuracy,
         object_accuracy` at bias 0, `..._at_best_hm` and `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk,
-        protocol`. With `confidence=0.95` also `<metric>_low` and `<metric>_high`: percentiles of 1,000 bootstrap
+        protocol`. With `confidence=0.95` also `<metric>_low` and `<metric>_high`: percentiles over 1,000 bootstrap
         resamples of the images, seeded. Without seen or without unseen images one UserWarning says so.
         """
         if confidence is not None and not 0 < confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, as 0.95, got {confidence!r}")
-        order, points = self._sorted(protocol)
-        kept, n = self._kept()[order], len(order)
-        values = _metrics(points, kept, self.pairs is not None, np.ones(n), protocol)
-        n_seen = int(self.seen[kept[:, TARGET].astype(int)].sum())
+            raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
+        images, paired = self._images(), self.pairs is not None
+        n, n_seen = len(images.seen), int(images.seen.sum())
         if n_seen in (0, n):
             warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
                           "is reported, the rest is nan", stacklevel=2)
+        values = _metrics(images, np.ones(n, int), protocol, paired)
         if confidence is not None:
             random = np.random.default_rng(0)
-            draws = [_metrics(points, kept, self.pairs is not None, np.bincount(random.integers(n, size=n), minlength=n),
-                              protocol) for _ in range(RESAMPLES)]
-            values |= _intervals(draws, confidence)
+            draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(RESAMPLES))
+            values |= _intervals([_metrics(images, draw, protocol, paired) for draw in draws], confidence)
         return values | {"n_seen": n_seen, "n_unseen": n - n_seen, "topk": self.topk, "protocol": protocol}
 
     def _check(self, scores, target):
-        """Scores and targets as arrays, or the ValueError that says why not."""
-        scores = np.asarray(scores)
-        if scores.ndim != 2 or scores.shape[1] != len(self.seen) or scores.dtype.kind not in "fiu":
-            raise ValueError(f"scores must be real numbers of shape (images, {len(self.seen)}), a column for each entry "
-                             f"of seen, got {scores.dtype} of shape {scores.shape}")
-        return scores, _integers("target", target, (len(scores),), len(self.seen))
-
-    def _check_kept(self, name, scores, columns, n, group):
-        """One group of update_kept: checked and padded to (B, k)."""
-        least = min(self.topk, len(group))
-        if scores.ndim != 2 or len(scores) != n or not least <= scores.shape[1] <= self.topk or scores.dtype.kind != "f":
-            raise ValueError(f"{name}_scores must be floats of shape ({n}, {self.topk}), got {scores.dtype} of shape "
-                             f"{scores.shape}")
-        best, where = _room(n, self.topk)
-        best[:, :scores.shape[1]], where[:, :scores.shape[1]] = scores, _integers(f"{name}_columns", columns, scores.shape)
-        where[best == -np.inf] = -1
-        allowed = np.append(np.isin(np.arange(len(self.seen)), group), True)  # -1, the padding, is the last entry
-        bad = ~(best[:, :least] > -np.inf).all(1) | ~(best < np.inf).all(1) | (best[:, 1:] > best[:, :-1]).any(1)
-        bad |= ((where < -1) | (where >= len(self.seen)) | ~allowed[np.clip(where, -1, len(self.seen))]).any(1)
-        if bad.any():
-            raise ValueError(f"{name}_scores, {name}_columns: row {bad.argmax()} must hold finite scores, best first, of "
-                             f"{name} candidates, got {best[bad.argmax()]} at columns {where[bad.argmax()]}")
-        return best, where
+        scores = _array("scores", scores, "fiu", (None, len(self.seen)))
+        return scores, _columns(target, (len(scores),), len(self.seen))
 
     def _keep(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Reduce (B, k) best of both groups to the biases at which the truth enters or leaves the top k.
+        """Reduce the (B, k) best of both groups, padded with -inf and column -1, to what decides at every bias.
 
-        Seen rank i and unseen rank k-1-i compete for one place: the seen holds it for biases up to cross[:, i].
+        Seen rank i and unseen rank k-1-i compete for one place of the top k: the seen holds it for biases up to
+        cross[:, i]. So composition, state and object are each right up to one bias, above another, or never (nan).
         """
-        with np.errstate(invalid="ignore", over="ignore"):  # -inf - -inf where neither exists: no column matches it
-            cross = seen_scores - unseen_scores[:, ::-1]
-            gap = seen_scores[:, -1] - np.where(unseen_columns == target[:, None], unseen_scores, -np.inf).max(1)
-        both = np.isfinite(seen_scores) & np.isfinite(unseen_scores[:, ::-1])
-        cross = np.where(both, np.clip(cross, -HUGE, HUGE), cross)
-        codes = [np.arange(len(self.seen))] + ([] if self.pairs is None else list(self.pairs.T))
         part = np.full((len(target), 8), np.nan)
-        for i, code in enumerate(codes):
-            truth, code = code[target][:, None], np.append(code, code.min() - 1)  # the padding, -1, matches nothing
-            part[:, 2 * i] = _first(cross, code[seen_columns] == truth)
-            part[:, 2 * i + 1] = _first(cross[:, ::-1], code[unseen_columns] == truth)
-        part[:, GAP], part[:, TARGET] = gap, target
+        own = np.where(unseen_columns == target[:, None], unseen_scores, -np.inf).max(1)
+        with np.errstate(invalid="ignore"):  # -inf - -inf: both are padding, and no column matches
+            cross = seen_scores - unseen_scores[:, ::-1]
+            part[:, GAP], part[:, TARGET] = seen_scores[:, -1] - own, target
+        codes = {UP_TO: np.arange(len(self.seen))}
+        if self.pairs is not None:
+            codes |= {STATE: self.pairs[:, 0], OBJECT: self.pairs[:, 1]}
+        for i, code in codes.items():
+            for at, columns, crossing in (i, seen_columns, cross), (i + 1, unseen_columns, cross[:, ::-1]):
+                match = (code[columns] == code[target][:, None]) & (columns >= 0)
+                part[:, at] = np.where(match.any(1), crossing[np.arange(len(match)), match.argmax(1)], np.nan)
         self._parts.append(part)
 
     def _kept(self):
-        self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty((0, 8))]
-        if not len(self._parts[0]):
-            raise ValueError("no images to evaluate: the set is empty")
-        return self._parts[0]
+        self._parts = [np.concatenate(self._parts)] if self._parts else []
+        if not self._parts or not len(self._parts[0]):
+            raise ValueError("no images to evaluate: the set is empty, call update first")
+        return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
 
-    def _sorted(self, protocol):
-        """Order of the images by the bias at which they turn, and a function of weights (N,) in that order -> Curve."""
-        if protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
-        kept = self._kept()
-        seen = self.seen[kept[:, TARGET].astype(int)]
+    def _images(self):
+        kept, seen = self._kept()
         turn = np.where(seen, kept[:, UP_TO], kept[:, ABOVE])
         order = np.argsort(turn)  # nan, never right, comes last
-        turn, seen, gap = turn[order], seen[order], kept[order, GAP]
-        turn = turn[:len(turn) - np.isnan(turn).sum()]
-        if protocol == "exact":
-            bias = np.append(-np.inf, np.unique(turn[np.isfinite(turn)]))
-            at = np.searchsorted(turn, bias, "right")
-        else:
-            tried = np.flatnonzero(~seen[:len(turn)] & (turn < 1000))
-            tried = tried[np.argsort(gap[tried])]
-
-        def points(weights):
-            nonlocal bias, at
-            n_unseen = weights[~seen].sum()
-            if protocol == "published":
-                bias = np.repeat(gap[tried], weights[tried].astype(int)) - 1e-4
-                bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
-                at = np.searchsorted(turn, bias, "left")
-            lost, gained = (np.append(0, np.cumsum((weights * half)[:len(turn)])) for half in (seen, ~seen))
-            with np.errstate(invalid="ignore"):
-                return Curve(bias, (lost[-1] - lost[at]) / weights[seen].sum(), gained[at] / n_unseen)
-
-        return order, points
+        kept, seen, turn = kept[order], seen[order], turn[order][:len(turn) - np.isnan(turn).sum()]
+        ends = np.flatnonzero(np.append(turn[1:] != turn[:-1], True)[:len(turn)]) + 1  # of the runs of equal ones
+        ends = ends[np.isfinite(turn[ends - 1])]
+        tried = np.flatnonzero(~seen[:len(turn)] & (turn < 1000))
+        return _Images(kept, seen, turn, np.append(-np.inf, turn[ends - 1]), np.append((turn == -np.inf).sum(), ends),
+                       tried[np.argsort(kept[tried, GAP], kind="stable")])
 
 
-UP_TO, ABOVE, GAP, TARGET = 0, 1, 6, 7  # columns of what is kept; 2 to 5: up to and above which bias state, object are right
+class _Group(NamedTuple):
+    member: np.ndarray  # (P,) bool
+    columns: np.ndarray  # the members
+    others: np.ndarray  # all other columns
+
+
+class _Images(NamedTuple):
+    """All that a sweep has kept, in the order of the bias up to which a seen, above which an unseen image is right."""
+
+    kept: np.ndarray  # (N, 8)
+    seen: np.ndarray  # (N,) bool
+    turn: np.ndarray  # (M,) that bias, ascending, of the images that are right at some bias; the others come after
+    bias: np.ndarray  # (K,) of the exact curve
+    turned: np.ndarray  # (K,) how many images turn at or below it
+    tried: np.ndarray  # the images that give the published biases, ascending
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
-    """`BiasSweep.report` of scores (N, P), higher is better, against the true columns `target` (N,); see there."""
+    """The `BiasSweep.report` of scores (N, P), higher is better, against the true columns `target` (N,); see there."""
     sweep = BiasSweep(seen, candidates=candidates, pairs=pairs, topk=topk)
     sweep.update(scores, target)
     return sweep.report(protocol, confidence)
 
 
 def accuracy_at(sweep, bias):
-    """What a user gets who fixed the bias in advance, say on validation: the oracle's choice is not open to him.
+    """What a user gets who fixes the bias in advance, say to the best of validation: no oracle chooses it on the test.
 
-    Returns `seen, unseen, hm, state_accuracy, object_accuracy` as fractions (nan where there is nothing to divide by).
+    Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
-    kept = sweep._kept()
-    right, seen = _right(kept, 0, bias), sweep.seen[kept[:, TARGET].astype(int)]
-    seen, unseen = (float(right[half].mean()) if half.any() else float("nan") for half in (seen, ~seen))
-    state, object_ = (float(_right(kept, i, bias).mean()) if sweep.pairs is not None else float("nan") for i in (2, 4))
-    return dict(seen=seen, unseen=unseen, hm=_harmonic(seen, unseen), state_accuracy=state, object_accuracy=object_)
-
-
-def per_composition(sweep, bias):
-    """Images (P,) int of each composition, and how many of them are right at `bias` (P,) int."""
-    kept = sweep._kept()
-    target = kept[:, TARGET].astype(int)
-    return tuple(np.bincount(rows, minlength=len(sweep.seen)) for rows in (target, target[_right(kept, 0, bias)]))
+    if np.isnan(bias):
+        raise ValueError("bias must be a number, got nan: take it from a report with seen and unseen images")
+    kept, seen = sweep._kept()
+    right, nan = _right(kept, UP_TO, bias), float("nan")
+    values = {name: float(right[half].mean()) if half.any() else nan for name, half in (("seen", seen), ("unseen", ~seen))}
+    values["hm"] = float(_harmonic(values["seen"], values["unseen"]))
+    for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
+        values[name] = nan if sweep.pairs is None else float(_right(kept, i, bias).mean())
+    return values
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
-    """AUC of the hard mask at many thresholds from one reading of the scores, equal to as many evaluations.
+    """AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
 
-    `blocks`: iterable of (scores (B, P), target (B,)). Candidates at threshold t: those of `candidates` (P,) that are
-    seen or have `feasibility` (P,) >= t. Returns arrays (T,) `threshold` (as given), `removed` (share of the candidates
-    that the mask removes), `auc` and `auc_published` (top-1).
+    `blocks`: iterable of (scores (B, P), target (B,)). Candidates at threshold t are those of `candidates` (P,) that are
+    seen or have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the
+    candidates that the mask removes), `auc` and `auc_published`, top-1.
     """
     whole = BiasSweep(seen, candidates=candidates)
-    feasibility = _reals("feasibility", feasibility, len(whole.seen))
-    steps, inverse = np.unique(_reals("thresholds", thresholds), return_inverse=True)
-    unseen = whole._groups[1]
-    level = np.searchsorted(steps, feasibility[unseen], "right")  # kept at steps[:level]
-    columns = unseen[np.argsort(level, kind="stable")][(level == 0).sum():]
-    level = np.sort(level)[(level == 0).sum():] - 1
-    levels, starts = np.unique(level, return_index=True)
-    results = []
-    kept = []
-    for scores, target in blocks:
-        scores, target = whole._check(scores, target)
-        for rows, block in _blocks(scores):
-            best, wins = _by_level(block, target[rows], columns, level, levels, starts, len(steps))
-            kept.append((*_best(block, whole._groups[0], 1), best, wins, target[rows]))
+    feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape)
+    steps, inverse = np.unique(_array("thresholds", thresholds, "fiu", (None,)), return_inverse=True)
+    if np.isnan(feasibility).any() or np.isnan(steps).any():
+        raise ValueError("feasibility and thresholds must be numbers, got nan")
+    level = np.where(whole._groups[1].member, np.searchsorted(steps, feasibility, "right") - 1, -1)
+    levels = _Levels(level, *_runs(level), len(steps))
+    kept = [_reduce_by_level(*whole._check(*block), whole._groups[0], levels) for block in blocks]
     seen_scores, seen_columns, best, wins, target = map(np.concatenate, zip(*kept)) if kept else whole._kept()
-    for i, step in enumerate(steps):
-        sweep = BiasSweep(seen, candidates=whole.candidates & (whole.seen | (feasibility >= step)))
-        columns = np.where(wins[:, i], target, -1)[:, None]
-        sweep._keep(seen_scores, seen_columns, best[:, i:i + 1].astype(float), columns, target)
-        removed = 1 - sweep.candidates.sum() / max(whole.candidates.sum(), 1)
-        results.append([removed] + [_area(sweep.curve(protocol), protocol) for protocol in PROTOCOLS])
-    removed, auc, published = np.array(results).reshape(-1, 3)[inverse.ravel()].T
-    return dict(threshold=steps[inverse.ravel()], removed=removed, auc=auc, auc_published=published)
+
+    def at(i):
+        sweep = BiasSweep(whole.seen, candidates=whole.candidates & (whole.seen | (level >= i)))
+        sweep._keep(seen_scores, seen_columns, best[:, i:i + 1], np.where(wins[:, i], target, -1)[:, None], target)
+        images, removed = sweep._images(), 1 - sweep.candidates.sum() / max(whole.candidates.sum(), 1)
+        curves = (_curve(images, np.ones(len(target), int), protocol) for protocol in PROTOCOLS)
+        return removed, *map(_area, curves, PROTOCOLS)
+
+    removed, auc, published = np.array(_parallel(at, range(len(steps)))).reshape(-1, 3)[inverse].T
+    return dict(threshold=steps[inverse], removed=removed, auc=auc, auc_published=published)
 
 
-def _by_level(block, target, columns, level, levels, starts, steps):
-    """Best unseen score (B, steps) among those kept at each step, and whether it is the truth's, ties exact.
+class _Levels(NamedTuple):
+    """For every column the last of the ascending thresholds at which it is kept; -1: never, or not unseen."""
 
-    `columns` in ascending order of `level`, the last step at which a column is kept; `levels` those that occur.
+    level: np.ndarray  # (P,)
+    columns: np.ndarray  # those that are kept at some threshold, by level
+    runs: np.ndarray  # the levels that occur
+    starts: np.ndarray  # where each begins in `columns`
+    count: int  # T
+
+
+def _runs(level):
+    columns = np.argsort(level, kind="stable")[(level < 0).sum():]
+    return columns, *np.unique(level[columns], return_index=True)
+
+
+def _reduce_by_level(scores, target, seen, levels):
+    """Best seen scores and columns (B, 1); best unseen scores (B, T) at each threshold and whether they are the truth's."""
+    best, wins = np.empty((len(target), levels.count)), np.empty((len(target), levels.count), bool)
+    seen_scores, seen_columns = _room(len(target), 1)
+
+    def reduce(rows, block, top):
+        seen_scores[rows], seen_columns[rows] = _best(block, top, seen, 1)
+        best[rows] = _best_by_level(block, levels)
+        wins[rows] = _wins_by_level(block, levels.level, best[rows], target[rows])
+
+    _each_block(scores, reduce)
+    return seen_scores, seen_columns, best, wins, target
+
+
+def _best_by_level(block, levels):
+    """The best score (B, T) of the unseen columns kept at each threshold.
+
+    The most feasible sixteenth is gathered; of the other columns only those above its best can matter: a few, unless
+    scores and feasibility contradict each other.
     """
-    best = np.full((len(block), steps), -np.inf, block.dtype)
+    level, columns, runs, starts, count = levels
+    best = np.full((len(block), count), -np.inf, block.dtype)
+    if len(columns):
+        tail = np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1
+        part = np.take(block, columns[starts[tail]:], axis=1)
+        best[:, runs[tail:]] = np.maximum.reduceat(part, starts[tail:] - starts[tail], axis=1)
+        rows, hits = np.divmod(np.flatnonzero(block > best.max(1, keepdims=True)), block.shape[1])
+        rows, hits = rows[level[hits] >= 0], hits[level[hits] >= 0]
+        np.maximum.at(best, (rows, level[hits]), block[rows, hits])
+    return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
+
+
+def _wins_by_level(block, level, best, target):
+    """Whether the truth is the best (B, T) of the unseen columns kept at each threshold; the lowest column wins ties."""
     wins = np.zeros(best.shape, bool)
-    if not len(columns):
-        return best, wins
-    gathered = np.take(block, columns, axis=1, mode="clip")
-    best[:, levels] = np.maximum.reduceat(gathered, starts, axis=1)
-    best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
-    place = np.full(block.shape[1], -1)
-    place[columns] = np.arange(len(columns))
-    own = np.where(place[target] < 0, -1, level[place[target]])  # -1: never kept
-    truth = block[np.arange(len(block)), target]
-    for row in np.flatnonzero((best[np.arange(len(block)), own] == truth) & (own >= 0)):
-        rivals = (gathered[row] == truth[row]) & (columns < target[row])
-        first = level[rivals].max() + 1 if rivals.any() else 0  # a lower column of the same score wins while it is kept
-        wins[row, first:own[row] + 1] = best[row, first:own[row] + 1] == truth[row]
-    return best, wins
+    own, truth = level[target], block[np.arange(len(block)), target]
+    for row in np.flatnonzero((own >= 0) & (best[np.arange(len(block)), own] == truth)):
+        rivals = level[:target[row]][block[row, :target[row]] == truth[row]]  # they win for as long as they are kept
+        wins[row, rivals.max(initial=-1) + 1:own[row] + 1] = True
+    return wins & (best == truth[:, None])
 
 
-def _blocks(scores):
-    """Slices of rows and the scores there: contiguous, native float, finite, small enough for the cache."""
+def _each_block(scores, work):
+    """Call work(rows, block, top) for slices of rows: finite scores, contiguous, and the column of each row's best."""
     kind = np.promote_types(scores.dtype, np.float32)
-    rows = max(1, BLOCK // (scores.shape[1] * kind.itemsize))
-    for start in range(0, len(scores), rows):
-        block = np.ascontiguousarray(scores[start:start + rows], kind)
-        if not (np.isfinite(block.min()) and np.isfinite(block.max())):
-            row, column = np.argwhere(~np.isfinite(block))[0]
+    step = max(1, BLOCK // (scores.shape[1] * kind.itemsize))
+
+    def one(start):
+        rows = slice(start, start + step)
+        block = np.ascontiguousarray(scores[rows], kind)
+        top = block.argmax(1)  # nan counts as the greatest
+        low, high = block.min(), block[np.arange(len(block)), top].max()
+        if not -LIMIT < float(low) <= float(high) < LIMIT:
+            row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is {block[row, column]}; to "
                              "exclude compositions pass candidates")
-        yield slice(start, start + len(block)), block
+        work(rows, block, top)
+
+    _parallel(one, range(0, len(scores), step))
 
 
-def _best(block, columns, k):
-    """The k best of `columns` in each row, lowest column first among equals: scores and columns (B, k), -inf and -1 padded."""
+def _parallel(work, items):
+    """[work(item) for item in items] on threads: NumPy lets go of the interpreter. The first item's error is raised."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, items))
+
+
+def _best(block, top, group, k):
+    """The k best of a group in each row, lowest column first among equals: scores and columns (B, k), padded."""
     best, where = _room(len(block), k)
-    rows = np.arange(len(block))
-    block = np.take(block, columns, axis=1, mode="clip")
-    for i in range(min(k, len(columns))):
-        at = block.argmax(1)
-        best[:, i], where[:, i] = block[rows, at], columns[at]
-        block[rows, at] = -np.inf
+    if not len(group.columns):
+        return best, where
+    where[:, 0], best[:, 0] = top, block[np.arange(len(block)), top]
+    rows = np.flatnonzero(~group.member[top]) if k == 1 else np.arange(len(block))  # other rows' best is the block's
+    if few := 4 * len(group.columns) < block.shape[1]:
+        part = block.ravel().take(rows[:, None] * block.shape[1] + group.columns)
+    else:
+        part = block[rows]
+        part[:, group.others] = -np.inf
+    for i in range(min(k, len(group.columns))):
+        at = part.argmax(1)
+        best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], group.columns[at] if few else at
+        part[np.arange(len(rows)), at] = -np.inf
     return best, where
 
 
@@ -327,16 +364,9 @@ def _room(n, k):
     return np.full((n, k), -np.inf), np.full((n, k), -1)
 
 
-def _first(cross, match):
-    """The crossing (B,) at the first match in each row of (B, k), nan where there is none."""
-    return np.where(match.any(1), cross[np.arange(len(cross)), match.argmax(1)], np.nan)
-
-
 def _right(kept, i, bias):
-    """Which images (N,) are right at a bias: up to the crossing of kept column i, or above that of i + 1."""
-    if np.isnan(bias):
-        raise ValueError("bias must be a number, got nan: take it from a report with seen and unseen images")
-    bias = np.clip(bias, -1.5 * HUGE, 1.5 * HUGE)
+    """Which images (N,) are right at a bias: up to the one in column i, above the one in column i + 1."""
+    bias = np.nan_to_num(bias)  # beyond every crossing, but finite
     return (bias <= kept[:, i]) | (bias > kept[:, i + 1])
 
 
@@ -345,37 +375,52 @@ def _harmonic(a, b):
     return 2 * a * b / np.maximum(a + b, np.finfo(float).tiny)
 
 
+def _curve(images, weights, protocol):
+    """The Curve of images counted `weights` (N,) times."""
+    n_seen, n_unseen = weights[images.seen].sum(), weights[~images.seen].sum()
+    if protocol == "exact":
+        bias, turned = images.bias, images.turned
+    elif protocol == "published":
+        bias = np.repeat(images.kept[images.tried, GAP], weights[images.tried]) - 1e-4
+        bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
+        turned = np.searchsorted(images.turn, bias, "left")
+    else:
+        raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
+    able = slice(len(images.turn))
+    lost, gained = (np.append(0, np.cumsum((weights * half)[able])) for half in (images.seen, ~images.seen))
+    with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
+        return Curve(bias, (lost[-1] - lost[turned]) / n_seen, gained[turned] / n_unseen)
+
+
 def _area(curve, protocol):
     """Trapezoids of seen over unseen accuracy; `exact` begins at unseen accuracy 0."""
     area = np.sum((curve.seen[1:] + curve.seen[:-1]) * np.diff(curve.unseen)) / 2
-    return float(area + curve.seen[0] * curve.unseen[0] if protocol == "exact" else area)
+    return float(area + (protocol == "exact") * curve.seen[0] * curve.unseen[0])
 
 
-def _metrics(points, kept, paired, weights, protocol):
-    """The metrics of a report for images (N,) counted `weights` times."""
-    curve = points(weights)
-    nan, seen, unseen = float("nan"), float(curve.seen.max()), float(curve.unseen.max())
-    values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=seen, best_unseen=unseen, hm_seen=nan, hm_unseen=nan,
-                  bias=nan)
-    if not np.isnan(seen + unseen):
+def _metrics(images, weights, protocol, paired):
+    """The metrics of a report for images counted `weights` (N,) times; `paired`: states and objects are known."""
+    curve, nan = _curve(images, weights, protocol), float("nan")
+    values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=float(curve.seen.max()),
+                  best_unseen=float(curve.unseen.max()), hm_seen=nan, hm_unseen=nan, bias=nan)
+    if not np.isnan(values["auc"]):
         hm = _harmonic(curve.seen, curve.unseen)
         i = hm.argmax()
-        bias = float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i)
-        values |= dict(best_hm=float(hm[i]), hm_seen=float(curve.seen[i]), hm_unseen=float(curve.unseen[i]), bias=bias)
+        values |= dict(best_hm=float(hm[i]), hm_seen=float(curve.seen[i]), hm_unseen=float(curve.unseen[i]),
+                       bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
     for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
-        for i, name in (2, "state_accuracy"), (4, "object_accuracy"):
+        for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
             known = paired and not np.isnan(bias)
-            values[name + when] = float(weights @ _right(kept, i, bias) / weights.sum()) if known else nan
+            values[name + when] = float(weights @ _right(images.kept, i, bias) / weights.sum()) if known else nan
     return values
 
 
 def _inside(bias, i):
-    """A finite bias for which entry i of an exact curve holds."""
-    low = bias[i]
-    if i + 1 == len(bias):
-        return float(max(low + 1, np.nextafter(low, np.inf))) if i else 0.0
-    high = bias[i + 1]
-    middle = low / 2 + high / 2 if i else high - 1
+    """A finite bias at which entry i of an exact curve holds: midway to the next one where there is one."""
+    low, high = bias[i], bias[i + 1] if i + 1 < len(bias) else np.inf
+    if np.isinf(low) or np.isinf(high):
+        return float(max(low + 1, np.nextafter(low, np.inf)) if low > -np.inf else min(high - 1, 0.0))
+    middle = low / 2 + high / 2
     return float(middle if low < middle <= high else high)
 
 
@@ -390,34 +435,23 @@ def _intervals(draws, confidence):
     return values
 
 
-def _mask(name, mask, length=None):
-    mask = np.asarray(mask)
-    if mask.dtype != bool or mask.ndim != 1 or len(mask) != (len(mask) if length is None else length) or not len(mask):
-        raise ValueError(f"{name} must be bool of shape ({length or 'compositions'},), got {mask.dtype} of shape "
-                         f"{mask.shape}")
-    return mask.copy()
-
-
-def _integers(name, values, shape, below=None):
-    """An int64 array of the shape (None: any length), its entries in [0, below) if that is given."""
+def _array(name, values, kinds, shape):
+    """An array of one of the dtype kinds and of a shape (None: any length), or the ValueError that says why not."""
     values = np.asarray(values)
-    fits = len(shape) == values.ndim and all(want in (None, got) for want, got in zip(shape, values.shape))
-    if not fits or (values.dtype.kind not in "iu" and values.size):
-        raise ValueError(f"{name} must be integers of shape {shape}, got {values.dtype} of shape {values.shape}")
-    if below is not None and ((values < 0) | (values >= below)).any():
-        row = ((values < 0) | (values >= below)).argmax()
-        raise ValueError(f"{name} must lie in 0 to {below - 1}, a column of the scores: row {row} is {values[row]}")
-    return values.astype(np.int64)
+    fits = values.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, values.shape))
+    if not fits or values.dtype.kind not in kinds:
+        kind = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}[kinds]
+        want = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must be {kind} of shape ({want}), got {values.dtype} of shape {values.shape}")
+    return values
 
 
-def _reals(name, values, length=None):
-    values = np.asarray(values)
-    if values.ndim != 1 or values.dtype.kind not in "fiu" or len(values) != (len(values) if length is None else length):
-        raise ValueError(f"{name} must be numbers of shape ({'any' if length is None else length},), got {values.dtype} "
-                         f"of shape {values.shape}")
-    if np.isnan(values).any():
-        raise ValueError(f"{name} must not be nan: entry {np.isnan(values).argmax()} is")
-    return values.astype(float)
+def _columns(target, shape, p):
+    target = _array("target", target, "iu", shape)
+    if (wrong := (target < 0) | (target >= p)).any():
+        row = wrong.argmax()
+        raise ValueError(f"target must be columns of the scores, 0 to {p - 1}, got {target[row]} in row {row}")
+    return target.astype(int)
 
 
 def load(files):
