@@ -189,7 +189,10 @@ def _cosines(vectors, name):
 
 def _closest(similarity, seen):
     """(A, A), (B, A) bool -> (B, A) greatest similarity of each to those marked in the row, -1 where none is."""
-    return np.stack([similarity[marked].max(axis=0, initial=-1) for marked in seen])  # a row at a time fits the cache
+    closest = np.empty(seen.shape)
+    for marked, row in zip(seen, closest):  # a row at a time fits the cache, one reduceat over all does not
+        np.maximum.reduce(similarity.take(marked.nonzero()[0], axis=0), axis=0, initial=-1, out=row)
+    return closest
 
 
 def _mask(mask, name, shape):
