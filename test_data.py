@@ -319,6 +319,21 @@ def test_divide():
         assert old["val"] == old["test"] == round(0.15 * old.total())
 
 
+def test_divide_few_images_of_few_compositions():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        few = [(f"s{s}", f"o{o}") for s, o in rng.integers(4, size=(7, 2))]
+        pairs = [pair for pair in few for _ in range(rng.integers(1, 4))] + [("s", "o")] * 4
+        split = data.divide(pairs, seed)
+        own = {phase: {pair for pair, its in zip(pairs, split) if its == phase} for phase in data.PHASES}
+        assert all({pair[part] for pair in own["train"]} == {pair[part] for pair in pairs} for part in (0, 1))
+        held = set(pairs) - own["train"]
+        assert not held & own["val"] & own["test"]
+        left = {part: Counter(pair[part] for pair in own["train"]) for part in (0, 1)}
+        more = [pair for pair in own["train"] if left[0][pair[0]] > 1 and left[1][pair[1]] > 1]
+        assert len(held) == 2 or not more  # as many as wanted, or as can be
+
+
 def test_no_unseen_composition_possible(tmp_path, capsys):
     table(tmp_path, [(f"{i}.jpg", f"s{i % 3}", f"o{i % 3}") for i in range(30)], "image,state,object")
     for i in range(30):

@@ -140,7 +140,7 @@ ZIP = zipped({f"{i}.bin": bytes(range(256)) * 4000 for i in range(3)})  # 3 MB
 def test_utzappos(server, tmp_path, capsys):
     wanted = {image: inside.encode() for image, inside, *_ in LABELS}
     photos = {inside.replace("ø", "├╕"): inside.encode() for _, inside, *_ in LABELS}
-    splits = below("ut-zap50k", layout(old=True)) | below("mit-states", {data.SPLIT + "/train_pairs.txt": b"wet dog"})
+    splits = below("mit-states", {data.SPLIT + "/train_pairs.txt": b"wet dog"}) | below("ut-zap50k", layout(old=True))
     photos = below("ut-zap50k-images", {**photos, "Shoes/Flats/99.jpg": b""})
     server.files["/compositional_split_natural.tar.gz"] = tarred(splits), None
     server.files["/ut-zap50k-images.zip"] = zipped(photos), None
@@ -152,6 +152,13 @@ def test_utzappos(server, tmp_path, capsys):
     assert data.main(["utzappos", "--download", "--data-root", str(tmp_path)]) == 0 and len(server.asked) == asked
     (tmp_path / f"ut-zap50k/metadata_{data.SPLIT}.t7").unlink()  # the lists are there, the metadata is not
     assert data.main(["utzappos", "--download", "--data-root", str(tmp_path)]) == 0
+
+
+def test_utzappos_names_that_several_files_share_are_not_guessed(tmp_path):
+    (tmp_path / f"metadata_{data.SPLIT}.t7").write_bytes(layout()[f"metadata_{data.SPLIT}.t7"])
+    names = ["x/Shoes/Ankle & Co./2.jpg", "Shoes/Flats/B?rn/3.jpg", "a/1.9.jpg", "b/1.9.jpg"]
+    found = [(name, f"images/{label[0]}") for name, label in zip(names, LABELS[2:])]
+    assert download.plan_utzappos(names, tmp_path) == found
 
 
 def test_mitstates(server, tmp_path):
