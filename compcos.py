@@ -1,0 +1,316 @@
+"""CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper, Sec. 3).
+
+Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D shared space, F features.
+A composition (s, o) has the index s * O + o.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as nnf
+
+import common
+import experiment
+import features as image_features
+from feasibility import feasibility_scores
+
+
+class CompCos(nn.Module):
+    """Images and compositions in one space, compared by cosine (Eq. 1).
+
+    `state_vectors` (S, D) and `object_vectors` (O, D) initialise φ's primitive embeddings, which are trained;
+    ω: Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). ValueError for vectors of other shapes or not finite.
+    """
+
+    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5):
+        super().__init__()
+        states, objects = (torch.as_tensor(vectors).float().clone() for vectors in (state_vectors, object_vectors))
+        if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1] or not states.numel():
+            raise ValueError(f"state vectors {tuple(states.shape)} and object vectors {tuple(objects.shape)}: "
+                             "expected (S, D) and (O, D) with the same D")
+        if not (states.isfinite().all() and objects.isfinite().all()):
+            raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
+        dim = states.shape[1]
+        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout)
+        self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, threshold, bias, settings
+        self.states, self.objects = nn.Parameter(states), nn.Parameter(objects)  # φ of the primitives, (S, D), (O, D)
+        self.projection = nn.Linear(2 * dim, dim)                                # W: [φ(s); φ(o)] -> φ(s, o)
+        self.image_embedder = nn.Sequential(nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(),
+                                            nn.Dropout(dropout), nn.Linear(hidden, dim))  # ω
+
+    @classmethod
+    def load(cls, path, device="cpu"):
+        """The model of a `best.pt`, in evaluation mode; the data is not needed. Its `checkpoint` says what else the file holds."""
+        checkpoint = experiment.load_best(path, cls.__name__)
+        weights = checkpoint.pop("weights")
+        model = cls(weights["states"], weights["objects"], **checkpoint["config"])
+        model.load_state_dict(weights)
+        model.checkpoint = checkpoint
+        return model.to(image_features.pick_device(device)).eval()
+
+    def forward(self, features):
+        """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix is made."""
+        return self.score(features, self.compositions())
+
+    def compositions(self):
+        """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s + b_o| (S, O)."""
+        of_state, of_object = self.projection.weight.chunk(2, dim=1)
+        a, b = nnf.linear(self.states, of_state, self.projection.bias), nnf.linear(self.objects, of_object)
+        # Float64, since where a_s is nearly -b_o the sum of squares cancels and float32 has no digits left.
+        x, y = a.double(), b.double()
+        squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T
+        return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
+
+    def score(self, features, compositions):
+        """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from `compositions()`."""
+        by_state, by_object = self._halves(features, compositions)
+        return (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+
+    def _halves(self, features, compositions):
+        """x·a_s (B, S) and x·b_o (B, O) for unit x = ω(image)."""
+        x = self.embed_images(features)
+        return x @ compositions[0].T, x @ compositions[1].T
+
+    def cosines(self, features, pairs):
+        """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
+        a, b, _ = self.compositions()
+        pairs = torch.as_tensor(pairs, device=features.device)
+        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # embedding: deterministic backward on GPUs
+        return self.embed_images(features) @ nnf.normalize(chosen).T
+
+    def embed_images(self, features):
+        """ω: (B, F) -> (B, D), unit length."""
+        return nnf.normalize(self.image_embedder(features))
+
+    def embed_compositions(self, pairs):
+        """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
+        pairs = torch.as_tensor(pairs, device=self.states.device)
+        return nnf.normalize(self.projection(torch.cat([self.states[pairs[:, 0]], self.objects[pairs[:, 1]]], dim=1)))
+
+    def feasibility(self, seen, *, mix="mean"):
+        """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen (S, O) bool."""
+        states, objects = (vectors.detach().cpu().numpy() for vectors in (self.states, self.objects))
+        return feasibility_scores(states, objects, np.asarray(torch.as_tensor(seen).cpu()), mix=mix)
+
+
+def compcos_loss(cosines, target, *, scale, seen, margin=None):
+    """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8): a 0-dim tensor.
+
+    cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool.
+    margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the seen compete.
+
+    The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is one that the
+    softmax already takes for beaten, so training pushes it away LESS. With scale 1, α = 1 and cosine 0.5 for all of
+    the true `wet dog`, the feasible `wet cat` (ρ = 0.8) and the infeasible `ripe dog` (ρ = -0.2), the logits are
+    0.5, 0.5 - 0.8 = -0.3 and 0.5 + 0.2 = 0.7; the gradients on the two unseen cosines are their softmax shares:
+
+    >>> cosines = torch.full((1, 1, 3), 0.5, requires_grad=True)
+    >>> seen, margin = torch.tensor([[True, False, False]]), torch.tensor([[1.0, 0.8, -0.2]])
+    >>> compcos_loss(cosines, torch.tensor([0]), scale=1.0, seen=seen, margin=margin).backward()
+    >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
+    [-0.62, 0.17, 0.46]
+    """
+    if not scale > 0:
+        raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
+    penalty = _penalty(torch.as_tensor(seen, device=cosines.device), margin)
+    return nnf.cross_entropy(scale * (cosines - penalty).flatten(1), target)
+
+
+def _penalty(seen, margin):
+    """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where there is none yet."""
+    return torch.where(seen, 0.0, torch.inf if margin is None else torch.as_tensor(margin, device=seen.device).float())
+
+
+class FusedLoss(torch.autograd.Function):
+    """`compcos_loss` of the factorised cosines with its gradients in the same pass: no (B, S, O) tensor outlives a chunk.
+
+    Its softmax is known as soon as its logits are, so a chunk of images makes both while it is still in the cache.
+    Memory: two chunks of max(1, ELEMENTS // C) images, whatever the batch. Equal to the plain form in the tests.
+    """
+
+    ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # floats a chunk: half an L3 share of a core; a GPU wants few, large kernels
+
+    @staticmethod
+    def forward(ctx, by_state, by_object, factor, penalty, target):
+        """(B, S), (B, O), (S, O) scale / |a_s + b_o|, (S, O) scale * margin, (B,) -> mean cross-entropy."""
+        (batch, S), O = by_state.shape, by_object.shape[1]
+        step = max(1, FusedLoss.ELEMENTS.get(by_state.device.type, 1 << 20) // (S * O))
+        grad_state, grad_object = torch.empty_like(by_state), torch.empty_like(by_object)
+        grad_factor, loss, offset = factor.new_zeros(S * O), factor.new_zeros(()), -penalty.to(factor.dtype)
+        sums, logits = (factor.new_empty(min(step, batch), S, O) for _ in range(2))
+        for part in (slice(i, i + step) for i in range(0, batch, step)):
+            x, y = by_state[part, :, None], by_object[part, None, :]
+            plus, z = sums[:len(x)], logits[:len(x)]
+            torch.add(x, y, out=plus)
+            flat = torch.addcmul(offset, plus, factor, out=z).flatten(1)
+            truth = target[part, None]
+            logit, top = flat.gather(1, truth), flat.amax(1, keepdim=True)
+            total = flat.sub_(top).exp_().sum(1, keepdim=True)
+            loss += (total.log() + top - logit).sum()
+            flat.scatter_add_(1, truth, -total)                  # now (softmax - one-hot) * total
+            share = (total * batch).reciprocal_()
+            z.mul_(factor)
+            grad_state[part], grad_object[part] = z.sum(2) * share, z.sum(1) * share
+            grad_factor.addmv_(z.mul_(plus).flatten(1).T, share[:, 0])
+        ctx.save_for_backward(grad_state, grad_object, grad_factor.view(S, O).div_(factor))
+        return loss / batch
+
+    @staticmethod
+    def backward(ctx, grad):
+        """The saved gradients, scaled."""
+        return *(grad * saved for saved in ctx.saved_tensors), None, None
+
+
+def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean"):
+    """What training minimises: `loss(features (B, F), target (B,))` and `after_epoch(epoch)`, epoch = 1, 2, …
+
+    closed: Eq. 2. open: Eq. 7, over the seen compositions alone in the first epoch; after each epoch ρ comes from the
+    present embeddings and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0).
+    """
+    for name, value, fine in (("scale (1/T)", scale, scale > 0), ("margin (α)", margin, margin >= 0), ("warmup", warmup, warmup >= 0)):
+        if not (fine and np.isfinite(value)):
+            raise ValueError(f"{name} is {value}: expected a {'positive' if name[0] == 's' else 'non-negative'} finite number")
+    device = model.states.device
+    seen = torch.as_tensor(seen, device=device)
+    if world == "closed":
+        pairs = seen.nonzero()
+        position = torch.full((seen.numel(),), -1, device=device)
+        position[pairs[:, 0] * seen.shape[1] + pairs[:, 1]] = torch.arange(len(pairs), device=device)
+        return lambda features, target: nnf.cross_entropy(scale * model.cosines(features, pairs), position[target]), None
+
+    penalty = scale * _penalty(seen, None)
+
+    def loss(features, target):
+        compositions = model.compositions()
+        return FusedLoss.apply(*model._halves(features, compositions), scale * compositions[2], penalty, target)
+
+    def after_epoch(epoch):
+        rho = model.feasibility(seen, mix=mix)
+        penalty.copy_(scale * _penalty(seen, margin * min(1.0, epoch / max(warmup, 1)) * rho))
+
+    return loss, after_epoch
+
+
+def load_published(state_dict):
+    """A `CompCos` from parameters under the published names: a state dict, a checkpoint (its `net`), or a file of either.
+
+    Published files also hold one NumPy scalar, which the weights-only loader is told to admit, and nothing else.
+    """
+    if not isinstance(state_dict, dict):
+        state_dict = image_features._torch_load(state_dict)
+    weights = {name: torch.as_tensor(value) for name, value in state_dict.get("net", state_dict).items()}
+    try:
+        layers = sorted({int(name.split(".")[2]) for name in weights if name.startswith("image_embedder.mod.")})
+        first, norm, last = (f"image_embedder.mod.{i}" for i in layers)
+        states, objects = weights["attr_embedder.weight"], weights["obj_embedder.weight"]
+        hidden, feature_dim = weights[f"{first}.weight"].shape
+        model = CompCos(states, objects, feature_dim, hidden=hidden)
+        names = {"states": "attr_embedder.weight", "objects": "obj_embedder.weight"}
+        names |= {f"projection.{part}": f"projection.{part}" for part in ("weight", "bias")}
+        names |= {f"image_embedder.{i}.{part}": f"{layer}.{part}" for i, layer in ((0, first), (1, norm), (4, last)) for part in ("weight", "bias")}
+        model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(f"not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, obj_embedder, "
+                         f"projection): {error}; found {', '.join(list(weights)[:12])}") from None
+    return model.to(states.dtype).eval()
+
+
+@torch.no_grad()
+def predict(model, features, *, k=5, candidates=None, bias=0.0):
+    """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N, k), best first, arrays.
+
+    features: (N, F) array or tensor, or a list of image files where the model's checkpoint names its backbone.
+    candidates: (C,) or (S, O) bool, the compositions allowed (None: all). bias is added to the unseen to rank them, not
+    to the scores given; it needs the seen mask of a loaded checkpoint. ValueError: too few candidates, wrong shapes.
+    """
+    device = model.states.device
+    if isinstance(features, (list, tuple)) and features and isinstance(features[0], (str, Path)):
+        features = experiment.features_like(model.checkpoint, features, device)
+    features = torch.as_tensor(features, device=device).to(model.states.dtype)
+    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"]:
+        raise ValueError(f"features of shape {tuple(features.shape)}: the model was trained on (N, {model.config['feature_dim']})")
+    total = len(model.states) * len(model.objects)
+    offset = torch.zeros(total, device=device)
+    if bias:
+        if model.checkpoint is None:
+            raise ValueError("a bias on unseen compositions needs to know the seen ones: load the model with CompCos.load(best.pt)")
+        offset += bias * ~model.checkpoint["seen"].flatten().to(device)
+    if candidates is not None:
+        allowed = torch.as_tensor(candidates, device=device).flatten()
+        if allowed.dtype != torch.bool or len(allowed) != total:
+            raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)}: expected a bool for each of the {total} compositions")
+        offset = offset.masked_fill(~allowed, -torch.inf)
+    if not 1 <= k <= int(offset.isfinite().sum()):
+        raise ValueError(f"k is {k}: expected 1 to {int(offset.isfinite().sum())}, the number of candidates")
+    model.eval()
+    parts = []
+    for _, scores in experiment.chunks(model, features, model.compositions()):
+        best = (scores + offset).topk(k, dim=1).indices
+        parts.append((best, scores.gather(1, best)))
+    return tuple(torch.cat(part).cpu().numpy() for part in zip(*parts))
+
+
+# The published settings (DESIGN.md); a folder of one's own gets those of MIT-States.
+DEFAULTS = {
+    "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
+    "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
+    "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
+    "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
+}
+DEFAULTS["other"] = DEFAULTS["mitstates"]
+DEFAULTS = {name: dict(epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5) | own for name, own in DEFAULTS.items()}
+
+
+@common.command
+def main(argv=None):
+    """Train and evaluate, or predict with a checkpoint."""
+    parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint and --predict, predict.")
+    experiment.add_options(parser, DEFAULTS)
+    group = parser.add_argument_group("CompCos")
+    group.add_argument("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
+    group.add_argument("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
+    group.add_argument("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
+    group.add_argument("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    group = parser.add_argument_group("prediction")
+    group.add_argument("--checkpoint", metavar="FILE", help="a best.pt")
+    group.add_argument("--predict", nargs="+", metavar="IMAGE", help="image files")
+    group.add_argument("--candidates", default="open_masked", choices=experiment.SETTINGS, help="allowed answers (default open_masked)")
+    group.add_argument("--top", type=int, default=5, help="answers an image (default 5)")
+    options = parser.parse_args(argv)
+    if options.checkpoint or options.predict:
+        return print_predictions(options)
+    dataset, features, states, objects, device, settings = experiment.prepare(options, "compcos", DEFAULTS)
+
+    def build():
+        model = CompCos(states, objects, features["train"].shape[1], hidden=settings["hidden"], dropout=settings["dropout"]).to(device)
+        loss, after_epoch = objective(model, dataset.seen, **{key: settings[key] for key in ("world", "scale", "margin", "warmup", "mix")})
+        return model, dict(loss=loss, after_epoch=after_epoch, rho=lambda: model.feasibility(dataset.seen, mix=settings["mix"]))
+
+    experiment.experiment(build, dataset, features, settings=settings, seeds=options.seed, device=device, out=options.out,
+                          resume=options.resume, save_scores=options.save_scores)
+
+
+def print_predictions(options):
+    """The best compositions of some image files, with score and feasibility, a line each."""
+    if not (options.checkpoint and options.predict):
+        raise ValueError("--checkpoint FILE and --predict IMAGE ... go together")
+    model = CompCos.load(options.checkpoint, options.device)
+    held = model.checkpoint
+    seen, rho = held["seen"].flatten(), held["feasibility"].flatten()
+    allowed = dict(closed=held["closed"], open=torch.ones_like(seen), open_masked=seen | (rho >= held["threshold"]))
+    bias = held["bias"][options.candidates]
+    indices, scores = predict(model, options.predict, k=options.top, candidates=allowed[options.candidates], bias=bias)
+    print(f"{options.candidates}: {int(allowed[options.candidates].sum()):,} candidates, bias {bias:.3f} on the unseen (from validation)")
+    for image, columns, values in zip(options.predict, indices, scores):
+        print(image)
+        for c, value in zip(columns.tolist(), values):
+            s, o = divmod(c, len(held["objects"]))
+            kind = "seen" if seen[c] else f"unseen, feasibility {rho[c]:.2f}"
+            print(f"  {value:6.3f}  {held['states'][s]} {held['objects'][o]}  ({kind})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write every file, print a table.
+
+Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o. Fractions in files, percent
+in print. Candidate sets: closed (the seen and the phase's own compositions), open (all), open_masked (seen or ρ >= τ).
+"""
+
+import csv
+import json
+import math
+import platform
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+
+import common
+import data
+import features as image_features
+import shapes
+import words
+from evaluate import accuracy_at, threshold_sweep
+from feasibility import auroc, hard_mask, save_csv
+from train import chunks, fit, index_pairs, selection, sweep
+
+SETTINGS = ("closed", "open", "open_masked")
+
+
+def best_threshold(model, features, target, seen, rho):
+    """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and greatest unseen ρ.
+
+    Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
+    """
+    thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50) if not seen.all() else np.array([-1.0])
+    model.eval()
+    with torch.no_grad():
+        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in chunks(model, features, model.compositions()))
+        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
+    return float(thresholds[np.argmax(np.nan_to_num(curve["auc"]))]), curve
+
+
+def decide(kept, bias):
+    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep` kept."""
+    seen_scores, seen_columns, unseen_scores, unseen_columns = kept
+    unseen = unseen_scores + bias > seen_scores
+    return np.where(unseen, unseen_columns, seen_columns), np.where(unseen, unseen_scores, seen_scores)
+
+
+def test(model, arrays, dataset, rho, out, *, save_scores=False):
+    """All that is reported of a trained model, as in metrics.json; predictions and compositions go to files in `out`.
+
+    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility. τ and the fixed biases come
+    from validation alone.
+    """
+    seen, tau, curve = dataset.seen, *best_threshold(model, *arrays["val"], dataset.seen, rho)
+    masks = {phase: dict(closed=dataset.candidates(phase), open=np.ones(seen.size, bool),
+                         open_masked=hard_mask(rho, seen, tau).ravel()) for phase in ("val", "test")}
+    validation = {name: both_protocols(swept) for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items()}
+    bias = {name: finite(reports["exact"]["bias"]) for name, reports in validation.items()}
+    target, save = arrays["test"][1], None
+    if save_scores:
+        save = np.lib.format.open_memmap(out / "scores.npy", "w+", np.float32, (len(target), seen.size))
+    swept = sweep(model, *arrays["test"], seen, masks["test"], save=save)
+    results = {name: both_protocols(swept[name][0]) | dict(fixed_bias=accuracy_at(swept[name][0], bias[name])) for name in SETTINGS}
+    write_predictions(out, dataset, {name: decide(swept[name][1], bias[name]) for name in SETTINGS})
+    for name in SETTINGS if save_scores else ():
+        np.savez(out / f"scores_{name}.npz", target=target, seen=seen.ravel(), candidates=masks["test"][name], pairs=index_pairs(seen))
+    truth = occurring(dataset) if dataset.feasible is None else dataset.feasible
+    return dict(validation=validation, threshold=tau, bias=bias, test=results, feasibility_auroc=auroc(rho, truth, ~seen),
+                candidates={phase: {name: int(mask.sum()) for name, mask in masks[phase].items()} for phase in masks},
+                threshold_curve={key: values.tolist() for key, values in curve.items()})
+
+
+def both_protocols(swept):
+    """{"exact": report, "published": report}."""
+    return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
+
+
+def finite(value):
+    """A bias that can be applied: 0 where the sweep found none."""
+    return value if math.isfinite(value) else 0.0
+
+
+def occurring(dataset):
+    """(S, O) bool: the unseen compositions with a place in the validation or test lists."""
+    return (dataset.candidates("val") | dataset.candidates("test")).reshape(dataset.seen.shape) & ~dataset.seen
+
+
+def write_predictions(out, dataset, decided):
+    """predictions.csv, a test image a row, and compositions.csv, the accuracy of each composition that has test images.
+
+    decided: candidate set -> (columns (N,), scores (N,)), the answers at the bias that was fixed on validation.
+    """
+    names = [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
+    seen, target = dataset.seen.ravel(), dataset.targets["test"]
+    with common.writing(out / "predictions.csv") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "truth", "seen"] + [f"{name}{what}" for name in decided for what in ("", "_score")])
+        for i, (image, truth) in enumerate(zip(dataset.images["test"], target)):
+            cells = ((names[columns[i]], f"{scores[i]:.4f}") for columns, scores in decided.values())
+            rows.writerow([image, names[truth], int(seen[truth]), *(cell for pair in cells for cell in pair)])
+    images = np.bincount(target, minlength=seen.size)
+    right = {name: np.bincount(target[columns == target], minlength=seen.size) for name, (columns, _) in decided.items()}
+    with common.writing(out / "compositions.csv") as file:
+        rows = csv.writer(file)
+        rows.writerow(["composition", "seen", "images", *right])
+        rows.writerows([names[c], int(seen[c]), images[c], *(f"{count[c] / images[c]:.4f}" for count in right.values())]
+                       for c in np.flatnonzero(images))
+
+
+def write_json(path, value):
+    """JSON with null for what is nan or infinite."""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    with common.writing(path) as file:
+        json.dump(plain(value), file, indent=1)
+
+
+def versions():
+    """What the numbers depend on besides the settings."""
+    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, pillow=PIL.__version__,
+                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+
+
+@contextmanager
+def memory_explained(device):
+    """Say what to do when memory runs out; training has left last.pt by then."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
+            raise
+        raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; --resume goes on "
+                         f"from the last epoch ({str(error).splitlines()[0][:160]})") from None
+
+
+def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores):
+    """Train, test and write everything of one seed into the folder `out`; returns what metrics.json holds."""
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(settings["seed"])
+    model, parts = build()
+    arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase]) for phase in data.PHASES}
+    world = dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool)
+
+    def validate():
+        return selection(sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"][0].report())
+
+    with memory_explained(device):
+        targets = torch.as_tensor(dataset.targets["train"], device=device)
+        history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume, settings=settings,
+                      after_epoch=parts["after_epoch"], **{key: settings[key] for key in ("epochs", "batch_size", "lr",
+                                                                                          "weight_decay", "seed")})
+        rho = parts["rho"]()
+        metrics = test(model, arrays, dataset, rho, out, save_scores=save_scores)
+    best = max(history, key=lambda row: row["validation"])
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], seconds_an_epoch=best["seconds"]) | metrics
+    save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
+    with common.writing(out / "best.pt", "wb") as file:
+        torch.save(dict(model=type(model).__name__, config=model.config, weights=model.state_dict(), states=dataset.states,
+                        objects=dataset.objects, seen=torch.as_tensor(dataset.seen), feasibility=torch.as_tensor(rho),
+                        closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"],
+                        bias=metrics["bias"], settings=settings), file)
+    write_json(out / "metrics.json", metrics)
+    return metrics
+
+
+def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False):
+    """Train and test once a seed, printing tables: one seed fills the folder `out`; of several, each fills out/seedK and
+    out/metrics.json holds mean and standard deviation.
+
+    `build()` gives a model on `device` and a dict of `loss`, `after_epoch` (see `fit`) and `rho`, a function that gives
+    (S, O) feasibility. features: phase -> (N, F). settings: plain values, all recorded; of them `world`, `epochs`,
+    `batch_size`, `lr` and `weight_decay` are used here. Returns [metrics of each seed].
+    """
+    results = []
+    for seed in seeds:
+        folder = out if len(seeds) == 1 else out / f"seed{seed}"
+        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device, out=folder,
+                                resume=resume, save_scores=save_scores))
+        print(table(results[-1], f"{dataset.name}, {settings['model']}, {settings['world']} world, seed {seed}"), flush=True)
+    if len(seeds) > 1:
+        means, deviations = (combine(results, function) for function in (np.mean, np.std))
+        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means, std=deviations))
+        print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
+    print(f"written to {out}")
+    return results
+
+
+def combine(results, function):
+    """The metrics of several runs as one nested dict of numbers, `function` (mean, std) taken over the runs."""
+    first = results[0]
+    if isinstance(first, dict):
+        return {key: combine([result[key] for result in results], function) for key in first
+                if key not in ("settings", "versions", "threshold_curve", "protocol", "topk")}
+    return float(function(results))
+
+
+def load_best(path, model):
+    """What a best.pt holds, as `one_seed` wrote it. ValueError if it is none, or of another model than named."""
+    try:
+        held = torch.load(path, weights_only=True, map_location="cpu")
+    except OSError:
+        raise
+    except Exception as error:  # of zip, pickle and the weights-only loader
+        raise ValueError(f"{path} is no checkpoint ({str(error).splitlines()[0][:160]})") from None
+    if not isinstance(held, dict) or not {"model", "config", "weights", "states", "seen"} <= held.keys():
+        raise ValueError(f"{path} is not a best.pt of this project (for published files: compcos.load_published)")
+    if held["model"] != model:
+        raise ValueError(f"{path} holds a {held['model']}, not a {model}")
+    return held
+
+
+def features_like(checkpoint, paths, device):
+    """Features (N, F) of image files, made as those that the loaded checkpoint was trained on."""
+    backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
+    if backbone.startswith(shapes.FEATURE):
+        return image_features.extract(paths, backbone="pixels", device="cpu")
+    if not backbone.startswith("ResNet-18"):
+        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not image files")
+    return image_features.extract(paths, backbone=image_features.load_backbone(checkpoint["settings"].get("weights")),
+                                  device=device, respect_orientation="upright" in backbone)
+
+
+COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy", Obj="object_accuracy")
+FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
+
+
+def table(metrics, title, deviations=None):
+    """The test results as text, in percent: for each candidate set both protocols, and the bias fixed on validation."""
+    width = 14 if deviations else 7
+    lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}" + "".join(f"{name:>{width}}" for name in COLUMNS)]
+    for setting in SETTINGS:
+        size = f"{setting} ({metrics['candidates']['test'][setting]:,.0f})"
+        for protocol, report in metrics["test"][setting].items():
+            cells = []
+            for name, key in (FIXED if protocol == "fixed_bias" else COLUMNS).items():
+                spread = f" ± {100 * deviations['test'][setting][protocol][key]:.1f}" if deviations else ""
+                cells.append((name, f"{100 * report[key]:.1f}{spread}"))
+            cells = dict(cells)
+            label = protocol.replace("_", " ")
+            lines.append(f"{size:<22}{label:<12}" + "".join(f"{cells.get(name, ''):>{width}}" for name in COLUMNS))
+            size = ""
+    lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation. Feasibility ranks the unseen compositions that "
+                 f"exist above the others with AUROC {metrics['feasibility_auroc']:.3f}.")
+    return "\n".join(lines)
+
+
+def add_options(parser, defaults):
+    """The options that every system shares; `defaults` (dataset -> settings) is only told in the help."""
+    group = parser.add_argument_group("data")
+    group.add_argument("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
+    group.add_argument("--data-root", default="data", metavar="DIR", help="where the datasets and word vectors are (default data)")
+    group.add_argument("--features", metavar="FILE", help="(N, F) features by file name (.npz: files, features), from CLIP say")
+    group.add_argument("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch hub's)")
+    group.add_argument("--vectors", nargs="+", metavar="NAME|FILE", help="word vectors: word2vec, fasttext, glove, random or files, concatenated")
+    group.add_argument("--missing", default="error", choices=["error", "random", "mean"], help="for names without vectors")
+    group.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
+    group.add_argument("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
+    group = parser.add_argument_group("training (defaults: the published ones of the dataset)")
+    group.add_argument("--world", default="open", choices=["open", "closed"])
+    for name, kind, text in (("epochs", int, ""), ("batch-size", int, ""), ("lr", float, "learning rate"), ("weight-decay", float, "")):
+        group.add_argument(f"--{name}", type=kind, help=text)
+    group.add_argument("--seed", type=int, nargs="+", default=[0], metavar="K", help="one run each (default 0)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
+    group.add_argument("--resume", action="store_true", help="go on from last.pt in --out")
+    group.add_argument("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
+
+
+def prepare(options, model, defaults):
+    """What the shared options mean: (dataset, features by phase, state vectors, object vectors, device, settings).
+
+    `settings` holds every choice as plain values, the defaults of `defaults` filled in, and becomes part of the results.
+    """
+    if options.dataset == "shapes":
+        shapes.ensure(Path(options.data_root, "shapes"))
+    dataset = data.load(options.dataset, options.data_root)
+    device = image_features.pick_device(options.device)
+    dataset, features, description = image_features.load_features(
+        dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
+        respect_orientation=options.respect_orientation)
+    chosen = dict(defaults.get(dataset.name, defaults["other"]))
+    chosen |= {key: value for key, value in vars(options).items() if key in chosen and value is not None}
+    for name in ("epochs", "batch_size", "lr"):
+        if not chosen[name] > 0:
+            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive number")
+    vectors = chosen.pop("vectors")
+    own = dataset.folder / "vectors.txt"
+    sources = [str(own)] if not options.vectors and own.exists() else vectors
+    table = words.word_vectors([*dataset.states, *dataset.objects], *sources, missing=options.missing, root=options.data_root)
+    settings = dict(model=model, dataset=dataset.name, world=options.world, vectors=list(sources), backbone=description, weights=options.weights,
+                    states=len(dataset.states), objects=len(dataset.objects), seen=int(dataset.seen.sum()),
+                    images={phase: len(dataset.targets[phase]) for phase in data.PHASES}, device=str(device), **chosen)
+    options.out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    check(dataset)
+    for note in dataset.notes:
+        print(f"note: {note}")
+    return dataset, features, *np.split(table, [len(dataset.states)]), device, settings
+
+
+def check(dataset):
+    """ValueError if an image shows what its phase's closed world does not hold: its truth could never be answered."""
+    for phase in ("val", "test"):
+        outside = np.unique(dataset.targets[phase][~dataset.candidates(phase)[dataset.targets[phase]]])
+        if len(outside):
+            s, o = divmod(int(outside[0]), len(dataset.objects))
+            raise ValueError(f"{dataset.folder}: images of {phase} show {len(outside)} compositions that {phase}_pairs.txt lacks "
+                             f"(first: {dataset.states[s]} {dataset.objects[o]}): add them, so that the closed world holds them")

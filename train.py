@@ -1,0 +1,201 @@
+"""The training loop and the scoring of images, the same for CompCos and the systems it is compared with.
+
+A model holds `states` and `objects` (S or O rows each) and offers `compositions()`, what all images share, and
+`score(features, compositions) -> (B, S, O)`, higher is better.
+Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o.
+"""
+
+import copy
+import csv
+import math
+import sys
+import time
+
+import numpy as np
+import torch
+
+import common
+from evaluate import BiasSweep
+
+SAVE_SECONDS = 30                             # at most this much training is lost to a crash
+CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, so memory does not grow with N
+
+
+def chunks(model, features, compositions):
+    """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at least one)."""
+    S, O = len(model.states), len(model.objects)
+    size = max(1, CHUNK.get(features.device.type, 1 << 22) // (S * O))
+    for part in (slice(i, i + size) for i in range(0, len(features), size)):
+        yield part, model.score(features[part], compositions).flatten(1)
+
+
+@torch.no_grad()
+def sweep(model, features, target, seen, candidates, *, save=None):
+    """Score images (N, F) once, against every candidate mask (C,) of the dict `candidates`: {name: (BiasSweep, kept)}.
+
+    Scores are reduced where they are made: of each image only the best seen and the best unseen candidate leave the
+    device, as kept = (scores, columns, scores, columns), (N,) each. `save` (N, C), an array or memory map, takes the scores.
+    """
+    was_training, device = model.training, features.device
+    model.eval()
+    columns = torch.as_tensor(np.flatnonzero(seen), device=device)
+    hidden = {name: torch.where(torch.as_tensor(mask & ~seen.ravel(), device=device), 0.0, -torch.inf)
+              for name, mask in candidates.items()}
+    rows = {name: [] for name in candidates}
+    for part, scores in chunks(model, features, model.compositions()):
+        if save is not None:
+            save[part] = scores.cpu().numpy()
+        best, where = scores[:, columns].max(1)
+        for name in candidates:
+            rows[name].append((best, columns[where], *(scores + hidden[name]).max(1)))
+    model.train(was_training)
+    pairs, result = index_pairs(seen), {}
+    for name, mask in candidates.items():
+        kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
+        result[name] = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs), kept
+        result[name][0].update_kept(*(column[:, None] for column in kept), target)
+    return result
+
+
+def index_pairs(seen):
+    """(C, 2): state and object of every composition, in the order s * O + o."""
+    return np.stack(np.unravel_index(np.arange(seen.size), seen.shape), axis=1)
+
+
+def selection(report):
+    """The number that chooses the best epoch: AUC, or the accuracy of the half that has images."""
+    return next((report[key] for key in ("auc", "best_seen", "best_unseen") if math.isfinite(report[key])), 0.0)
+
+
+def stepper(model, loss, optimizer, features, targets, batch_size):
+    """Return `step(index (B,)) -> None` that trains on those images, and the (1,) sum of losses it adds to.
+
+    On CUDA the step is captured as a graph after three eager ones and replayed for full batches: one code for both.
+    """
+    total = torch.zeros((), device=features.device)
+
+    def step(index):
+        optimizer.zero_grad(set_to_none=False)
+        value = loss(features[index], targets[index])
+        value.backward()
+        optimizer.step()
+        total.add_(value.detach() * len(index))
+
+    if features.device.type != "cuda":
+        return step, total
+    static, graph, eager = torch.zeros(batch_size, dtype=torch.int64, device=features.device), torch.cuda.CUDAGraph(), [0]
+    side = torch.cuda.Stream()
+
+    def captured(index):
+        if len(index) < batch_size or eager[0] < 3:  # the last short batch, and the warm-up that a capture needs
+            eager[0] += len(index) == batch_size
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                step(index)
+            return torch.cuda.current_stream().wait_stream(side)
+        static.copy_(index)
+        if eager[0] == 3:
+            eager[0] = 4
+            with torch.cuda.graph(graph):
+                step(static)
+        graph.replay()
+
+    return captured, total
+
+
+def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out, settings,
+        after_epoch=None, resume=False):
+    """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best weights in `model`.
+
+    `validate()` gives the number to maximise after each epoch; `after_epoch(epoch)` runs before it. Every epoch draws
+    its order, dropout and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt` to the same numbers.
+    Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: last.pt of another run, a loss that
+    is not finite, out of memory; KeyboardInterrupt says how to resume. Whatever ends it, `out/last.pt` is left.
+    """
+    groups = model.parameter_groups(lr) if hasattr(model, "parameter_groups") else model.parameters()
+    optimizer = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True,
+                                 capturable=features.device.type == "cuda")
+    state = dict(epoch=0, best=dict(value=-math.inf), history=[])
+    if resume:
+        state = load_last(out, settings)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        if after_epoch and state["epoch"]:
+            after_epoch(state["epoch"])
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # fixed places, which a captured step needs
+    size = min(batch_size, len(features))
+    step, total = stepper(model, loss, optimizer, features, targets, size)
+    start = saved = time.monotonic()
+    first = state["epoch"]
+    try:
+        for epoch in range(first + 1, epochs + 1):
+            mean = train_epoch(model, step, total, len(features), size, seed, epoch)
+            if after_epoch:
+                after_epoch(epoch)
+            value, weights = validate(), copy.deepcopy(model.state_dict())
+            best = dict(epoch=epoch, value=value, model=weights) if value > state["best"]["value"] else state["best"]
+            seconds = (time.monotonic() - start) / (epoch - first)
+            state = dict(epoch=epoch, model=weights, optimizer=copy.deepcopy(optimizer.state_dict()), best=best,
+                         history=state["history"] + [dict(epoch=epoch, loss=mean, validation=value, seconds=seconds)])
+            announce(state, epochs, seconds)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                save_last(out, state, settings)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped in epoch {state['epoch'] + 1}: {out / 'last.pt'} is kept; "
+                                "the same command with --resume goes on") from None
+    finally:
+        if state["epoch"] > first:
+            save_last(out, state, settings)
+    if "model" in state["best"]:
+        model.load_state_dict(state["best"]["model"])
+    return state["history"]
+
+
+def train_epoch(model, step, total, count, size, seed, epoch):
+    """One pass over `count` images in batches of `size`, in the order that (seed, epoch) gives; the mean loss."""
+    torch.manual_seed((seed << 20) + epoch)
+    order = torch.randperm(count).to(total.device)
+    model.train()
+    total.zero_()
+    for i in range(0, count, size):
+        step(order[i:i + size])
+    mean = float(total) / count
+    if not math.isfinite(mean):
+        raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look for outliers in the features")
+    return mean
+
+
+def announce(state, epochs, seconds):
+    """A line an epoch on stderr, when that is a terminal."""
+    if sys.stderr.isatty():
+        row, best = state["history"][-1], state["best"]
+        print(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC {100 * row['validation']:.2f} %  "
+              f"best {100 * best['value']:.2f} % (epoch {best.get('epoch', '-')})  "
+              f"{common.duration(seconds * (epochs - row['epoch']))} left", file=sys.stderr)
+
+
+def save_last(out, state, settings):
+    """`last.pt`, from which training goes on, and `log.csv`, a row an epoch."""
+    with common.writing(out / "last.pt", "wb") as file:
+        torch.save(dict(state, settings=settings), file)
+    with common.writing(out / "log.csv") as file:
+        writer = csv.DictWriter(file, state["history"][0])
+        writer.writeheader()
+        writer.writerows(state["history"])
+
+
+def load_last(out, settings):
+    """The state that `save_last` left in the folder `out`. ValueError if its settings differ (epochs and device may)."""
+    if not (out / "last.pt").exists():
+        return dict(epoch=0, best=dict(value=-math.inf), history=[])
+    state = torch.load(out / "last.pt", weights_only=True, map_location="cpu")
+    free = {"epochs", "device", "versions"}
+    differ = [f"{key}: {state['settings'].get(key)!r} there, {settings.get(key)!r} here"
+              for key in sorted(state["settings"].keys() | settings.keys()) if key not in free
+              and state["settings"].get(key) != settings.get(key)]
+    if differ:
+        raise ValueError(f"{out / 'last.pt'} is of another run ({'; '.join(differ)}): "
+                         "give the same options, another --out, or leave --resume out")
+    return state
