@@ -106,7 +106,8 @@ def read_published(folder, notes, problems):
     """The shared layout: phase -> list of (state, object), and rows of (image, state, object, set)."""
     where = folder / SPLIT if (folder / SPLIT).is_dir() else folder
     if not any(folder.glob("metadata*")) and not any(where.glob("*_pairs.txt")):
-        problems.append(f"neither {SPLIT}/ nor images.csv; for own photos, `python data.py {folder} --make-split`")
+        problems.append(f"neither {SPLIT}/ nor images.csv; `python data.py` makes one of own photos with --make-split, "
+                        f"and fetches {', '.join(FOLDERS)} with --download")
         return {phase: [] for phase in PHASES}, []
     lists = {phase: read_pairs(where / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
     if not all(lists.values()) and (where / "all_pairs.txt").exists():

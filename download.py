@@ -95,8 +95,8 @@ def fetch(url, file, *, copies=1, timeout=60, tries=4, wait=1):
 
 def receive(url, file, copies, timeout):
     """One try of `fetch`. ConnectionError if the answer ends early."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     with ask(url, timeout) as answer:
+        file.parent.mkdir(parents=True, exist_ok=True)
         size, headers = int(answer.headers.get("Content-Length", 0)), answer.headers
         version = f"{url} {size} {headers.get('ETag', headers.get('Last-Modified'))}"  # another's part is no start
         part = file.with_name(f".{file.name}.{zlib.crc32(version.encode()):08x}.part")

@@ -238,6 +238,10 @@ def test_failures_name_the_address_and_what_to_do(server, tmp_path):
     with pytest.raises(OSError, match="refused"):
         download.fetch("http://127.0.0.1:1/a.zip", file, wait=0)
     assert not file.exists()
+    server.files.clear()
+    with pytest.raises(OSError, match="404"):
+        download.download("cgqa", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("body, words", [(b"\n<!DOCTYPE html><title>Sign in</title>", "an HTML page, not an archive"),
