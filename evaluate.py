@@ -35,11 +35,14 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-BLOCK = 1 << 21  # bytes of scores worked on at a time: they stay in the cache between the passes over them
+BLOCK = 1 << 22  # bytes of scores worked on at a time: they stay in the cache between the passes over them
 THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 RESAMPLES = 1000
 PROTOCOLS = "exact", "published"
+METRICS = ("auc", "best_hm", "best_seen", "best_unseen", "hm_seen", "hm_unseen", "bias", "state_accuracy",
+           "object_accuracy", "state_accuracy_at_best_hm", "object_accuracy_at_best_hm", "state_accuracy_unseen_only",
+           "object_accuracy_unseen_only")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
 
 
@@ -72,8 +75,7 @@ class BiasSweep:
         self.topk = int(_array("topk", topk, "iu", ()))
         if self.topk < 1 or not p:
             raise ValueError(f"topk and the length of seen must be at least 1, got {topk} and {p}")
-        self._groups = [_Group(half, np.flatnonzero(half), np.flatnonzero(~half))
-                        for half in (self.seen & self.candidates, ~self.seen & self.candidates)]
+        self._groups = self.seen & self.candidates, ~self.seen & self.candidates
         self._parts = []  # (B, 8) each
 
     def update(self, scores, target):
@@ -102,9 +104,9 @@ class BiasSweep:
         for name, (scores, columns), group in zip(("seen", "unseen"), given, self._groups):
             scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
             columns = _array(f"{name}_columns", columns, "iu", scores.shape).astype(int)
-            real = np.arange(self.topk) < len(group.columns)  # the rest is padding
+            real = np.arange(self.topk) < group.sum()  # the rest is padding
             inside = (columns >= 0) & (columns < len(self.seen)) & (np.abs(scores) < LIMIT)
-            good = np.where(real, inside & group.member[np.where(inside, columns, 0)], scores == -np.inf).all(1)
+            good = np.where(real, inside & group[np.where(inside, columns, 0)], scores == -np.inf).all(1)
             good &= (scores[:, 1:] <= scores[:, :-1]).all(1)
             if not good.all():
                 row = good.argmin()
@@ -122,7 +124,7 @@ class BiasSweep:
 
     def curve(self, protocol="exact"):
         """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
-        images = self._images()
+        images = _sort(*self._turns())
         return _curve(images, np.ones(len(images.seen), int), protocol)
 
     def report(self, protocol="exact", confidence=None):
@@ -135,16 +137,17 @@ class BiasSweep:
         """
         if confidence is not None and not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
-        images, paired = self._images(), self.pairs is not None
+        images = _sort(*self._turns())
+        kept = None if self.pairs is None else self._kept()[images.order]
         n, n_seen = len(images.seen), int(images.seen.sum())
         if n_seen in (0, n):
             warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
                           "is reported, the rest is nan", stacklevel=2)
-        values = _metrics(images, np.ones(n, int), protocol, paired)
+        values = _metrics(images, np.ones(n, int), protocol, kept)
         if confidence is not None:
             random = np.random.default_rng(0)
             draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(RESAMPLES))
-            values |= _intervals([_metrics(images, draw, protocol, paired) for draw in draws], confidence)
+            values |= _intervals([_metrics(images, draw, protocol, kept) for draw in draws], confidence)
         return values | {"n_seen": n_seen, "n_unseen": n - n_seen, "topk": self.topk, "protocol": protocol}
 
     def _check(self, scores, target):
@@ -175,35 +178,37 @@ class BiasSweep:
         self._parts = [np.concatenate(self._parts)] if self._parts else []
         if not self._parts or not len(self._parts[0]):
             raise ValueError("no images to evaluate: the set is empty, call update first")
-        return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
+        return self._parts[0]
 
-    def _images(self):
-        kept, seen = self._kept()
-        turn = np.where(seen, kept[:, UP_TO], kept[:, ABOVE])
-        order = np.argsort(turn)  # nan, never right, comes last
-        kept, seen, turn = kept[order], seen[order], turn[order][:len(turn) - np.isnan(turn).sum()]
-        ends = np.flatnonzero(np.append(turn[1:] != turn[:-1], True)[:len(turn)]) + 1  # of the runs of equal ones
-        ends = ends[np.isfinite(turn[ends - 1])]
-        tried = np.flatnonzero(~seen[:len(turn)] & (turn < 1000))
-        return _Images(kept, seen, turn, np.append(-np.inf, turn[ends - 1]), np.append((turn == -np.inf).sum(), ends),
-                       tried[np.argsort(kept[tried, GAP], kind="stable")])
-
-
-class _Group(NamedTuple):
-    member: np.ndarray  # (P,) bool
-    columns: np.ndarray  # the members
-    others: np.ndarray  # all other columns
+    def _turns(self):
+        """Of each image (N,): the bias up to which, if unseen above which, it is right (nan: never); seen; the gap."""
+        kept = self._kept()
+        seen = self.seen[kept[:, TARGET].astype(int)]
+        return np.where(seen, kept[:, UP_TO], kept[:, ABOVE]), seen, kept[:, GAP]
 
 
 class _Images(NamedTuple):
-    """All that a sweep has kept, in the order of the bias up to which a seen, above which an unseen image is right."""
+    """The images in the order of the bias at which they turn right or wrong, and what of a curve needs no weights."""
 
-    kept: np.ndarray  # (N, 8)
+    order: np.ndarray  # (N,)
     seen: np.ndarray  # (N,) bool
-    turn: np.ndarray  # (M,) that bias, ascending, of the images that are right at some bias; the others come after
+    turn: np.ndarray  # (M,) ascending, of the images that are right at some bias; the others come last
     bias: np.ndarray  # (K,) of the exact curve
     turned: np.ndarray  # (K,) how many images turn at or below it
-    tried: np.ndarray  # the images that give the published biases, ascending
+    tried: np.ndarray  # the images that give the published biases
+    gap: np.ndarray  # and these, ascending
+
+
+def _sort(turn, seen, gap):
+    order = np.argsort(turn)  # nan comes last
+    seen, turn = seen[order], turn[order][:len(turn) - np.isnan(turn).sum()]
+    ends = np.flatnonzero(np.append(turn[1:] != turn[:-1], True)[:len(turn)]) + 1  # of the runs of equal ones
+    ends = ends[np.isfinite(turn[ends - 1])]
+    bias, turned = np.append(-np.inf, turn[ends - 1]), np.append((turn == -np.inf).sum(), ends)
+    tried = np.flatnonzero(~seen[:len(turn)] & (turn < 1000))
+    gap = gap[order[tried]] - 1e-4
+    ascending = np.argsort(gap, kind="stable")
+    return _Images(order, seen, turn, bias, turned, tried[ascending], gap[ascending])
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
@@ -220,7 +225,7 @@ def accuracy_at(sweep, bias):
     """
     if np.isnan(bias):
         raise ValueError("bias must be a number, got nan: take it from a report with seen and unseen images")
-    kept, seen = sweep._kept()
+    kept, (_, seen, _) = sweep._kept(), sweep._turns()
     right, nan = _right(kept, UP_TO, bias), float("nan")
     values = {name: float(right[half].mean()) if half.any() else nan for name, half in (("seen", seen), ("unseen", ~seen))}
     values["hm"] = float(_harmonic(values["seen"], values["unseen"]))
@@ -241,58 +246,50 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     steps, inverse = np.unique(_array("thresholds", thresholds, "fiu", (None,)), return_inverse=True)
     if np.isnan(feasibility).any() or np.isnan(steps).any():
         raise ValueError("feasibility and thresholds must be numbers, got nan")
-    level = np.where(whole._groups[1].member, np.searchsorted(steps, feasibility, "right") - 1, -1)
-    levels = _Levels(level, *_runs(level), len(steps))
-    kept = [_reduce_by_level(*whole._check(*block), whole._groups[0], levels) for block in blocks]
-    seen_scores, seen_columns, best, wins, target = map(np.concatenate, zip(*kept)) if kept else whole._kept()
+    level = np.searchsorted(steps, feasibility, "right") - 1  # the last threshold at which a column is kept, -1: none
+    removed = (level[whole._groups[1]] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
+    level[~whole._groups[1]] = -1
+    kept = [_by_level(whole, level, len(steps), *block) for block in blocks]
+    best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._kept()
 
-    def at(i):
-        sweep = BiasSweep(whole.seen, candidates=whole.candidates & (whole.seen | (level >= i)))
-        sweep._keep(seen_scores, seen_columns, best[:, i:i + 1], np.where(wins[:, i], target, -1)[:, None], target)
-        images, removed = sweep._images(), 1 - sweep.candidates.sum() / max(whole.candidates.sum(), 1)
-        curves = (_curve(images, np.ones(len(target), int), protocol) for protocol in PROTOCOLS)
-        return removed, *map(_area, curves, PROTOCOLS)
+    def areas(i):  # as BiasSweep does it, for k = 1
+        with np.errstate(invalid="ignore"):
+            cross = best_seen - best[:, i]
+        images = _sort(np.where(seen_wins | wins[:, i], cross, np.nan), seen, cross)
+        return [_area(_curve(images, np.ones(len(seen), int), protocol), protocol) for protocol in PROTOCOLS]
 
-    removed, auc, published = np.array(_parallel(at, range(len(steps)))).reshape(-1, 3)[inverse].T
-    return dict(threshold=steps[inverse], removed=removed, auc=auc, auc_published=published)
-
-
-class _Levels(NamedTuple):
-    """For every column the last of the ascending thresholds at which it is kept; -1: never, or not unseen."""
-
-    level: np.ndarray  # (P,)
-    columns: np.ndarray  # those that are kept at some threshold, by level
-    runs: np.ndarray  # the levels that occur
-    starts: np.ndarray  # where each begins in `columns`
-    count: int  # T
+    auc, published = np.array(_parallel(areas, range(len(steps)))).reshape(-1, 2)[inverse].T
+    return dict(threshold=steps[inverse], removed=removed[inverse], auc=auc, auc_published=published)
 
 
-def _runs(level):
+def _by_level(whole, level, count, scores, target):
+    """Of each image: best seen score (B,), is it the truth's; best unseen at each threshold (B, T), is it; truth seen."""
+    scores, target = whole._check(scores, target)
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
-    return columns, *np.unique(level[columns], return_index=True)
-
-
-def _reduce_by_level(scores, target, seen, levels):
-    """Best seen scores and columns (B, 1); best unseen scores (B, T) at each threshold and whether they are the truth's."""
-    best, wins = np.empty((len(target), levels.count)), np.empty((len(target), levels.count), bool)
+    runs, starts = np.unique(level[columns], return_index=True)
+    best, wins = np.empty((len(target), count)), np.zeros((len(target), count), bool)
     seen_scores, seen_columns = _room(len(target), 1)
 
     def reduce(rows, block, top):
-        seen_scores[rows], seen_columns[rows] = _best(block, top, seen, 1)
-        best[rows] = _best_by_level(block, levels)
-        wins[rows] = _wins_by_level(block, levels.level, best[rows], target[rows])
+        seen_scores[rows], seen_columns[rows] = _best(block, top, whole._groups[0], 1)
+        best[rows] = found = _best_by_level(block, level, count, columns, runs, starts)
+        truth, own = block[np.arange(len(block)), target[rows]], level[target[rows]]
+        for i in np.flatnonzero((own >= 0) & (found[np.arange(len(block)), own] == truth)):  # the truth wins while kept
+            column = target[rows][i]
+            lower = level[:column][block[i, :column] == truth[i]]  # but the lower column of an equal score, while kept
+            wins[rows.start + i, lower.max(initial=-1) + 1:own[i] + 1] = True
+        wins[rows] &= found == truth[:, None]
 
     _each_block(scores, reduce)
-    return seen_scores, seen_columns, best, wins, target
+    return seen_scores[:, 0], seen_columns[:, 0] == target, best, wins, whole.seen[target]
 
 
-def _best_by_level(block, levels):
-    """The best score (B, T) of the unseen columns kept at each threshold.
+def _best_by_level(block, level, count, columns, runs, starts):
+    """The best score (B, T) of the columns kept at each threshold; `columns` by level, run i of them beginning at starts[i].
 
     The most feasible sixteenth is gathered; of the other columns only those above its best can matter: a few, unless
     scores and feasibility contradict each other.
     """
-    level, columns, runs, starts, count = levels
     best = np.full((len(block), count), -np.inf, block.dtype)
     if len(columns):
         tail = np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1
@@ -302,16 +299,6 @@ def _best_by_level(block, levels):
         rows, hits = rows[level[hits] >= 0], hits[level[hits] >= 0]
         np.maximum.at(best, (rows, level[hits]), block[rows, hits])
     return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
-
-
-def _wins_by_level(block, level, best, target):
-    """Whether the truth is the best (B, T) of the unseen columns kept at each threshold; the lowest column wins ties."""
-    wins = np.zeros(best.shape, bool)
-    own, truth = level[target], block[np.arange(len(block)), target]
-    for row in np.flatnonzero((own >= 0) & (best[np.arange(len(block)), own] == truth)):
-        rivals = level[:target[row]][block[row, :target[row]] == truth[row]]  # they win for as long as they are kept
-        wins[row, rivals.max(initial=-1) + 1:own[row] + 1] = True
-    return wins & (best == truth[:, None])
 
 
 def _each_block(scores, work):
@@ -342,20 +329,19 @@ def _parallel(work, items):
 
 
 def _best(block, top, group, k):
-    """The k best of a group in each row, lowest column first among equals: scores and columns (B, k), padded."""
-    best, where = _room(len(block), k)
-    if not len(group.columns):
-        return best, where
-    where[:, 0], best[:, 0] = top, block[np.arange(len(block)), top]
-    rows = np.flatnonzero(~group.member[top]) if k == 1 else np.arange(len(block))  # other rows' best is the block's
-    if few := 4 * len(group.columns) < block.shape[1]:
-        part = block.ravel().take(rows[:, None] * block.shape[1] + group.columns)
+    """The k best in each row of a group (P,) bool, lowest column first among equals: scores, columns (B, k), padded."""
+    columns, rows, (best, where) = np.flatnonzero(group), np.arange(len(block)), _room(len(block), k)
+    if k == 1 and len(columns):  # where the best of all is of the group, it is the group's best
+        where[:, 0], best[:, 0] = top, block[rows, top]
+        rows = np.flatnonzero(~group[top])
+    if few := 4 * len(columns) < len(group):
+        part = block.take(columns, axis=1)[rows]
     else:
         part = block[rows]
-        part[:, group.others] = -np.inf
-    for i in range(min(k, len(group.columns))):
+        part[:, ~group] = -np.inf
+    for i in range(min(k, len(columns)) if len(rows) else 0):
         at = part.argmax(1)
-        best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], group.columns[at] if few else at
+        best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], columns[at] if few else at
         part[np.arange(len(rows)), at] = -np.inf
     return best, where
 
@@ -381,7 +367,7 @@ def _curve(images, weights, protocol):
     if protocol == "exact":
         bias, turned = images.bias, images.turned
     elif protocol == "published":
-        bias = np.repeat(images.kept[images.tried, GAP], weights[images.tried]) - 1e-4
+        bias = np.repeat(images.gap, weights[images.tried])
         bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
         turned = np.searchsorted(images.turn, bias, "left")
     else:
@@ -398,8 +384,8 @@ def _area(curve, protocol):
     return float(area + (protocol == "exact") * curve.seen[0] * curve.unseen[0])
 
 
-def _metrics(images, weights, protocol, paired):
-    """The metrics of a report for images counted `weights` (N,) times; `paired`: states and objects are known."""
+def _metrics(images, weights, protocol, kept):
+    """The metrics of a report for images counted `weights` (N,) times; `kept` (N, 8) in their order, None: no pairs."""
     curve, nan = _curve(images, weights, protocol), float("nan")
     values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=float(curve.seen.max()),
                   best_unseen=float(curve.unseen.max()), hm_seen=nan, hm_unseen=nan, bias=nan)
@@ -410,8 +396,8 @@ def _metrics(images, weights, protocol, paired):
                        bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
     for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
         for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
-            known = paired and not np.isnan(bias)
-            values[name + when] = float(weights @ _right(images.kept, i, bias) / weights.sum()) if known else nan
+            known = kept is not None and not np.isnan(bias)
+            values[name + when] = float(weights @ _right(kept, i, bias) / weights.sum()) if known else nan
     return values
 
 
@@ -455,39 +441,40 @@ def _columns(target, shape, p):
 
 
 def load(files):
-    """Arrays by name from .npz files and, memory-mapped, from .npy files (named by the file; `scores` if that is none)."""
+    """Arrays by name from .npz files and, memory-mapped, from .npy files (named by the file, `scores` if by no known name)."""
     arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
-    for file in map(Path, files):
-        if file.suffix == ".npy":
-            arrays[file.stem if file.stem in names else "scores"] = np.load(file, mmap_mode="r")
-        else:
-            with np.load(file) as archive:
-                arrays |= {name: archive[name] for name in archive.files if name in names}
+    for path in map(Path, files):
+        try:
+            data = np.load(path, mmap_mode="r")
+            if isinstance(data, np.ndarray):
+                data = {path.stem if path.stem in names else "scores": data}
+            arrays |= {name: data[name] for name in names if name in data}
+        except (ValueError, EOFError, BadZipFile) as error:
+            raise ValueError(f"{path} is no .npz or .npy file of plain arrays ({str(error).splitlines()[0]})") from None
     if lacking := [name for name in names[:3] if name not in arrays]:
-        raise ValueError(f"{', '.join(map(str, files))}: no array named {' and none named '.join(lacking)}; needed are "
-                         "scores (N, P), target (N,), seen (P,), optional candidates (P,), pairs (P, 2)")
+        raise ValueError(f"no array {', '.join(lacking)} in {', '.join(files)}: needed are scores (N, P), target (N,), "
+                         "seen (P,), optional candidates (P,), pairs (P, 2)")
     return arrays
 
 
 def table(reports):
-    """Reports by protocol as lines of text, in percent (the bias as it is)."""
-    names = [name for name in reports["exact"] if name + "_low" in reports["exact"] or isinstance(reports["exact"][name], float)]
-    lines = [f"{'':<32}" + "".join(f"{protocol:>24}" for protocol in reports)]
-    for name in (name for name in names if not name.endswith(("_low", "_high"))):
-        scale, cells = 1 if name == "bias" else 100, []
+    """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
+    lines = [f"{'':32}" + "".join(f"{protocol:>24}" for protocol in reports)]
+    for name in (key for key in METRICS if key in reports["exact"]):
+        lines.append(f"{name:32}")
         for report in reports.values():
-            bounds = [report[name + side] * scale for side in ("_low", "_high") if name + side in report]
-            cells.append(f"{report[name] * scale:.2f}" + (" [{:.2f}, {:.2f}]".format(*bounds) if bounds else ""))
-        lines.append(f"{name:<32}" + "".join(f"{cell:>24}" for cell in cells))
+            low, value, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("_low", "", "_high"))
+            interval = f" [{low:.2f}, {high:.2f}]" if name + "_low" in report else ""
+            lines[-1] += f"{f'{value:.2f}{interval}':>24}"
     return "\n".join(lines)
 
 
 def plot(sweep, path):
-    """Seen against unseen accuracy with the point of the best HM, both protocols, into an image file."""
+    """Seen against unseen accuracy, both protocols, the best HM marked, into an image file."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("plotting needs matplotlib: pip install matplotlib") from None
+        raise ValueError("the plot needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     for protocol, style in zip(PROTOCOLS, ("-", "o--")):
@@ -496,35 +483,36 @@ def plot(sweep, path):
         line, = axes.plot(100 * curve.unseen, 100 * curve.seen, style, markersize=3, linewidth=1.2, label=label)
         axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14, color=line.get_color())
     axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)",
-             title=f"top-{sweep.topk}, star: best harmonic mean", xlim=(0, None), ylim=(0, None))
+             title=f"top-{sweep.topk}; star: best harmonic mean", xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower left")
     figure.savefig(path, dpi=150)
 
 
 def write_compositions(sweep, bias, path):
-    """A row of CSV for each composition with images: accuracy at bias 0, at `bias` and with the unseen only."""
-    images, plain = per_composition(sweep, 0.0)
-    at_bias, unseen_only = per_composition(sweep, bias)[1], per_composition(sweep, np.inf)[1]
+    """A CSV row for each composition with images: its accuracy at bias 0, at `bias` and with the unseen only."""
+    kept, p = sweep._kept(), len(sweep.seen)
+    target = kept[:, TARGET].astype(int)
+    images = np.bincount(target, minlength=p)
+    right = [np.bincount(target[_right(kept, UP_TO, at)], minlength=p) for at in (0.0, bias, np.inf)]
     with open(path, "w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["column", "state", "object", "seen", "candidate", "images", "accuracy", "accuracy_at_best_hm",
-                       "accuracy_unseen_only"])
+        rows.writerow("column state object seen candidate images accuracy accuracy_at_best_hm accuracy_unseen_only".split())
         for c in np.flatnonzero(images):
             pair = ["", ""] if sweep.pairs is None else sweep.pairs[c].tolist()
             rows.writerow([c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c],
-                           *(f"{right[c] / images[c]:.4f}" for right in (plain, at_bias, unseen_only))])
+                           *(f"{hits[c] / images[c]:.4f}" for hits in right)])
 
 
 def main(argv=None):
     """Score a saved file: a table in percent on stdout, both protocols side by side."""
     parser = argparse.ArgumentParser(description="Exact and published bias-sweep metrics of saved scores.")
-    parser.add_argument("files", nargs="+", help=".npz with scores (N, P), target (N,), seen (P,), optional candidates (P,), "
-                        "pairs (P, 2); or .npy files of these names, read memory-mapped (scores.npy rest.npz)")
+    parser.add_argument("files", nargs="+", help=".npz with scores (N, P), target (N,), seen (P,), optional candidates "
+                        "(P,), pairs (P, 2); or .npy files of these names, read memory-mapped: scores.npy rest.npz")
     parser.add_argument("--topk", type=int, default=1, help="right if the truth is among the k best (default 1)")
     parser.add_argument("--confidence", type=float, help="bootstrap intervals over images, as 0.95")
-    parser.add_argument("--json", action="store_true", help="print JSON (fractions; null for what does not exist)")
-    parser.add_argument("--per-composition", metavar="CSV", help="accuracy of each composition")
+    parser.add_argument("--json", action="store_true", help="print JSON: fractions, null for what does not exist")
+    parser.add_argument("--per-composition", metavar="CSV", help="write the accuracy of each composition")
     parser.add_argument("--plot", metavar="PNG", help="draw the curves (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
@@ -536,18 +524,17 @@ def main(argv=None):
             write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
         if options.plot:
             plot(sweep, options.plot)
-    except (ValueError, OSError, BadZipFile) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     if options.json:
-        finite = {protocol: {name: None if isinstance(value, float) and not np.isfinite(value) else value
-                             for name, value in report.items()} for protocol, report in reports.items()}
-        print(json.dumps(finite, indent=1))
-        return
-    report = reports["exact"]
-    print(f"{report['n_seen'] + report['n_unseen']:,} images ({report['n_seen']:,} of seen compositions, {report['n_unseen']:,} "
-          f"of unseen), {sweep.candidates.sum():,} candidates of {len(sweep.seen):,} compositions "
-          f"({(sweep.seen & sweep.candidates).sum():,} seen), top-{sweep.topk}; percent\n{table(reports)}")
+        print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
+                                     for name, value in report.items()} for protocol, report in reports.items()}, indent=1))
+    else:
+        n_seen, n_unseen = (reports["exact"][name] for name in ("n_seen", "n_unseen"))
+        print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; {sweep.candidates.sum():,} "
+              f"candidates of {len(sweep.seen):,} compositions, {sweep._groups[0].sum():,} of them seen; top-{sweep.topk}; percent")
+        print(table(reports))
 
 
 if __name__ == "__main__":
