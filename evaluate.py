@@ -23,7 +23,6 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 """
 
 import argparse
-import csv
 import json
 import os
 import sys
@@ -40,9 +39,6 @@ THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 RESAMPLES = 1000
 PROTOCOLS = "exact", "published"
-METRICS = ("auc", "best_hm", "best_seen", "best_unseen", "hm_seen", "hm_unseen", "bias", "state_accuracy",
-           "object_accuracy", "state_accuracy_at_best_hm", "object_accuracy_at_best_hm", "state_accuracy_unseen_only",
-           "object_accuracy_unseen_only")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
 
 
@@ -83,15 +79,8 @@ class BiasSweep:
 
         The scores are neither changed nor kept. A ValueError names the row; then nothing of this call was added.
         """
-        scores, target = self._check(scores, target)
-        kept = [_room(len(target), self.topk) for _ in self._groups]
-
-        def reduce(rows, block, top):
-            for group, (best, where) in zip(self._groups, kept):
-                best[rows], where[rows] = _best(block, top, group, self.topk)
-
-        _each_block(scores, reduce)
-        self._keep(*kept[0], *kept[1], target)
+        self._keep(*_each_block(scores, target, len(self.seen), lambda block, top, _: (
+            *_best(block, top, self._groups[0], self.topk), *_best(block, top, self._groups[1], self.topk))))
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
         """Add B images already reduced to the k best seen and k best unseen candidates; target (B,).
@@ -99,7 +88,7 @@ class BiasSweep:
         Scores and columns (B, k), best first, padded with -inf where a group has fewer than k candidates. Equal scores
         must stand in the order of their columns for the results of `update`; a GPU's topk may not do that.
         """
-        target = _columns(target, (None,), len(self.seen))
+        target = _array("target", target, "iu", (None,), len(self.seen))
         given, kept = ((seen_scores, seen_columns), (unseen_scores, unseen_columns)), []
         for name, (scores, columns), group in zip(("seen", "unseen"), given, self._groups):
             scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
@@ -147,12 +136,12 @@ class BiasSweep:
         if confidence is not None:
             random = np.random.default_rng(0)
             draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(RESAMPLES))
-            values |= _intervals([_metrics(images, draw, protocol, kept) for draw in draws], confidence)
+            draws = np.sort([list(_metrics(images, draw, protocol, kept).values()) for draw in draws], axis=0)
+            last = (~np.isnan(draws)).sum(0) - 1  # nan, from resamples without one half, comes last
+            for end, share in ("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2):
+                rank = np.rint(share * last).astype(int).clip(0)
+                values |= {name + end: float(draws[rank[i], i]) for i, name in enumerate(list(values)[:len(last)])}
         return values | {"n_seen": n_seen, "n_unseen": n - n_seen, "topk": self.topk, "protocol": protocol}
-
-    def _check(self, scores, target):
-        scores = _array("scores", scores, "fiu", (None, len(self.seen)))
-        return scores, _columns(target, (len(scores),), len(self.seen))
 
     def _keep(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
         """Reduce the (B, k) best of both groups, padded with -inf and column -1, to what decides at every bias.
@@ -192,11 +181,11 @@ class _Images(NamedTuple):
 
     order: np.ndarray  # (N,)
     seen: np.ndarray  # (N,) bool
-    turn: np.ndarray  # (M,) ascending, of the images that are right at some bias; the others come last
-    bias: np.ndarray  # (K,) of the exact curve
-    turned: np.ndarray  # (K,) how many images turn at or below it
-    tried: np.ndarray  # the images that give the published biases
-    gap: np.ndarray  # and these, ascending
+    turn: np.ndarray  # (M,) that bias, ascending, of the images that are right at some bias: the first M
+    bias: np.ndarray  # (K,) of the exact curve, and how many images turn at or below each:
+    turned: np.ndarray
+    tried: np.ndarray  # the images that give the published biases, and these, ascending:
+    gap: np.ndarray
 
 
 def _sort(turn, seen, gap):
@@ -264,24 +253,20 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 
 def _by_level(whole, level, count, scores, target):
     """Of each image: best seen score (B,), is it the truth's; best unseen at each threshold (B, T), is it; truth seen."""
-    scores, target = whole._check(scores, target)
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     runs, starts = np.unique(level[columns], return_index=True)
-    best, wins = np.empty((len(target), count)), np.zeros((len(target), count), bool)
-    seen_scores, seen_columns = _room(len(target), 1)
 
-    def reduce(rows, block, top):
-        seen_scores[rows], seen_columns[rows] = _best(block, top, whole._groups[0], 1)
-        best[rows] = found = _best_by_level(block, level, count, columns, runs, starts)
-        truth, own = block[np.arange(len(block)), target[rows]], level[target[rows]]
-        for i in np.flatnonzero((own >= 0) & (found[np.arange(len(block)), own] == truth)):  # the truth wins while kept
-            column = target[rows][i]
-            lower = level[:column][block[i, :column] == truth[i]]  # but the lower column of an equal score, while kept
-            wins[rows.start + i, lower.max(initial=-1) + 1:own[i] + 1] = True
-        wins[rows] &= found == truth[:, None]
+    def reduce(block, top, target):
+        seen_score, seen_column = _best(block, top, whole._groups[0], 1)
+        best = _best_by_level(block, level, count, columns, runs, starts)
+        truth, own, wins = block[np.arange(len(block)), target], level[target], np.zeros(best.shape, bool)
+        for i in np.flatnonzero((own >= 0) & (best[np.arange(len(block)), own] == truth)):  # it may win while it is kept
+            lower = level[:target[i]][block[i, :target[i]] == truth[i]]  # a lower column of that score wins while kept
+            wins[i, lower.max(initial=-1) + 1:own[i] + 1] = True
+        return seen_score[:, 0], seen_column[:, 0] == target, best, wins & (best == truth[:, None])
 
-    _each_block(scores, reduce)
-    return seen_scores[:, 0], seen_columns[:, 0] == target, best, wins, whole.seen[target]
+    *reduced, target = _each_block(scores, target, len(level), reduce)
+    return *reduced, whole.seen[target]
 
 
 def _best_by_level(block, level, count, columns, runs, starts):
@@ -301,23 +286,27 @@ def _best_by_level(block, level, count, columns, runs, starts):
     return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
 
 
-def _each_block(scores, work):
-    """Call work(rows, block, top) for slices of rows: finite scores, contiguous, and the column of each row's best."""
+def _each_block(scores, target, p, work):
+    """The arrays that work(block, top, target) returns for blocks of rows, concatenated, and all targets.
+
+    Scores (B, p) and targets (B,) are checked; a block is contiguous; top is the column of each row's best.
+    """
+    scores = _array("scores", scores, "fiu", (None, p))
+    target = _array("target", target, "iu", (len(scores),), p)
     kind = np.promote_types(scores.dtype, np.float32)
-    step = max(1, BLOCK // (scores.shape[1] * kind.itemsize))
+    step = max(1, BLOCK // (p * kind.itemsize))
 
     def one(start):
-        rows = slice(start, start + step)
-        block = np.ascontiguousarray(scores[rows], kind)
+        block = np.ascontiguousarray(scores[start:start + step], kind)
         top = block.argmax(1)  # nan counts as the greatest
-        low, high = block.min(), block[np.arange(len(block)), top].max()
-        if not -LIMIT < float(low) <= float(high) < LIMIT:
+        low, high = block.min(initial=0), block[np.arange(len(block)), top].max(initial=0)
+        if not (float(low) > -LIMIT and float(high) < LIMIT):
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is {block[row, column]}; to "
                              "exclude compositions pass candidates")
-        work(rows, block, top)
+        return work(block, top, target[start:start + step])
 
-    _parallel(one, range(0, len(scores), step))
+    return *map(np.concatenate, zip(*_parallel(one, range(0, max(len(scores), 1), step)))), target
 
 
 def _parallel(work, items):
@@ -329,8 +318,9 @@ def _parallel(work, items):
 
 
 def _best(block, top, group, k):
-    """The k best in each row of a group (P,) bool, lowest column first among equals: scores, columns (B, k), padded."""
-    columns, rows, (best, where) = np.flatnonzero(group), np.arange(len(block)), _room(len(block), k)
+    """The k best of a group (P,) in each row, the lowest column first among equals: scores, columns (B, k), padded."""
+    columns, rows = np.flatnonzero(group), np.arange(len(block))
+    best, where = np.full((len(block), k), -np.inf), np.full((len(block), k), -1)
     if k == 1 and len(columns):  # where the best of all is of the group, it is the group's best
         where[:, 0], best[:, 0] = top, block[rows, top]
         rows = np.flatnonzero(~group[top])
@@ -344,10 +334,6 @@ def _best(block, top, group, k):
         best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], columns[at] if few else at
         part[np.arange(len(rows)), at] = -np.inf
     return best, where
-
-
-def _room(n, k):
-    return np.full((n, k), -np.inf), np.full((n, k), -1)
 
 
 def _right(kept, i, bias):
@@ -410,34 +396,18 @@ def _inside(bias, i):
     return float(middle if low < middle <= high else high)
 
 
-def _intervals(draws, confidence):
-    """`<metric>_low` and `<metric>_high` over resamples, by nearest rank."""
-    values = {}
-    for name in draws[0]:
-        drawn = np.sort([draw[name] for draw in draws])
-        drawn = drawn[:len(drawn) - np.isnan(drawn).sum()]
-        for side, share in ("low", (1 - confidence) / 2), ("high", (1 + confidence) / 2):
-            values[f"{name}_{side}"] = float(drawn[round(share * (len(drawn) - 1))]) if len(drawn) else float("nan")
-    return values
-
-
-def _array(name, values, kinds, shape):
-    """An array of one of the dtype kinds and of a shape (None: any length), or the ValueError that says why not."""
+def _array(name, values, kinds, shape, below=None):
+    """An array of one of the dtype kinds and of a shape (None: any length), integers in [0, below); or a ValueError."""
     values = np.asarray(values)
     fits = values.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, values.shape))
     if not fits or values.dtype.kind not in kinds:
         kind = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}[kinds]
         want = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must be {kind} of shape ({want}), got {values.dtype} of shape {values.shape}")
-    return values
-
-
-def _columns(target, shape, p):
-    target = _array("target", target, "iu", shape)
-    if (wrong := (target < 0) | (target >= p)).any():
+    if below is not None and (wrong := (values < 0) | (values >= below)).any():
         row = wrong.argmax()
-        raise ValueError(f"target must be columns of the scores, 0 to {p - 1}, got {target[row]} in row {row}")
-    return target.astype(int)
+        raise ValueError(f"{name} must be columns of the scores, 0 to {below - 1}, got {values[row]} in row {row}")
+    return values if below is None else values.astype(int)
 
 
 def load(files):
@@ -460,7 +430,7 @@ def load(files):
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
     lines = [f"{'':32}" + "".join(f"{protocol:>24}" for protocol in reports)]
-    for name in (key for key in METRICS if key in reports["exact"]):
+    for name in (key for key, value in reports["exact"].items() if type(value) is float and key[-4:] not in ("_low", "high")):
         lines.append(f"{name:32}")
         for report in reports.values():
             low, value, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("_low", "", "_high"))
@@ -495,13 +465,12 @@ def write_compositions(sweep, bias, path):
     target = kept[:, TARGET].astype(int)
     images = np.bincount(target, minlength=p)
     right = [np.bincount(target[_right(kept, UP_TO, at)], minlength=p) for at in (0.0, bias, np.inf)]
-    with open(path, "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow("column state object seen candidate images accuracy accuracy_at_best_hm accuracy_unseen_only".split())
-        for c in np.flatnonzero(images):
-            pair = ["", ""] if sweep.pairs is None else sweep.pairs[c].tolist()
-            rows.writerow([c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c],
-                           *(f"{hits[c] / images[c]:.4f}" for hits in right)])
+    lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,accuracy_unseen_only"]
+    for c in np.flatnonzero(images):
+        pair = ("", "") if sweep.pairs is None else sweep.pairs[c]
+        shares = (f"{hits[c] / images[c]:.4f}" for hits in right)
+        lines.append(",".join(map(str, (c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c], *shares))))
+    Path(path).write_text("\n".join(lines) + "\n")
 
 
 def main(argv=None):
@@ -528,12 +497,14 @@ def main(argv=None):
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     if options.json:
-        print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
-                                     for name, value in report.items()} for protocol, report in reports.items()}, indent=1))
+        clean = {protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
+                            for name, value in report.items()} for protocol, report in reports.items()}
+        print(json.dumps(clean, indent=1))
     else:
-        n_seen, n_unseen = (reports["exact"][name] for name in ("n_seen", "n_unseen"))
-        print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; {sweep.candidates.sum():,} "
-              f"candidates of {len(sweep.seen):,} compositions, {sweep._groups[0].sum():,} of them seen; top-{sweep.topk}; percent")
+        n_seen, n_unseen, p, candidates = (*(reports["exact"][name] for name in ("n_seen", "n_unseen")), len(sweep.seen),
+                                           sweep.candidates.sum())
+        print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; {candidates:,} "
+              f"candidates of {p:,} compositions, {sweep._groups[0].sum():,} of them seen; top-{sweep.topk}; percent")
         print(table(reports))
 
 
