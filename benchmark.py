@@ -85,6 +85,49 @@ def bench_words(repeat):
                   f"reading it alone {alone:.2f} s, ours {ours / alone:.1f} times as long")
 
 
+def bench_features(repeat):
+    """Extraction against decoding alone and the network alone: of their sum on a CPU, of the larger with a GPU."""
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    import features
+
+    device = features.pick_device()
+    cpu, batch = device.type == "cpu", 64
+    count = 2 * batch if cpu else 64 * batch
+    network = features.resnet18().eval().to(device, memory_format=torch.channels_last)
+    crops = torch.zeros((batch, 224, 224, 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"{folder}/{number % 128}.jpg" for number in range(count)]
+        for number, path in enumerate(paths[:128]):
+            spots = np.random.default_rng(number).integers(0, 256, (38, 38, 3), dtype=np.uint8)
+            Image.fromarray(spots).resize((300, 300)).save(path, quality=90)
+
+        def decode():
+            with ThreadPoolExecutor(features._cores()) as pool:
+                for _ in pool.map(lambda path: features._decode(path, crops[0].numpy(), features._crop, False), paths):
+                    pass
+
+        def run():
+            with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+                for _ in range(count // batch):
+                    result = network(features._normalise(crops.to(device, non_blocking=True)))
+                result.cpu()
+
+        def both():
+            features.extract(paths, backbone=network, device=device, batch_size=batch)
+
+        both()
+        first, second, together = timed(decode, run, both, repeat=repeat)
+    bound, words = (first + second, "their sum") if cpu else (max(first, second), "the larger")
+    print(f"features ({device}, {features._cores()} cores): images/s decoding {count / first:,.0f}, "
+          f"network {count / second:,.0f}, both {count / together:,.0f}; {together / bound:.2f} times {words}")
+
+
 def main(argv=None):
     """Run the benchmarks named (all when none is)."""
     benchmarks = {name[6:]: function for name, function in globals().items() if name.startswith("bench_")}

@@ -176,6 +176,11 @@ def _decode(path, crop, shrink, upright):
         return str(error) or repr(error)
 
 
+def _cores():
+    """How many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def _behind(items, count):
     """The same items, each handed on when `count` later ones have been begun: so that their work overlaps."""
     begun = deque()
@@ -215,7 +220,7 @@ def _batches(files, backbone, device, batch_size, upright):
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             return good, network(crops.to(device, non_blocking=True)) if good else torch.zeros(0, 0), bad
 
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = _cores()
     with ThreadPoolExecutor(workers) as pool, common.Progress("extracting", len(names), "images") as progress:
         decoded = _behind(map(decode, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
         for good, features, bad in _behind(map(launch, decoded), 1):
@@ -364,13 +369,12 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
         where = f"{source} (of {_some(stored['files'], 2)}): "
     _check(broken, len(names), skip_broken, where)
     dataset = _without(dataset, broken) if broken else dataset
+    wrong = [name for name in names if name in rows and not np.isfinite(rows[name]).all()]
+    if wrong:
+        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: {_some(wrong)}")
     width = len(next(iter(rows.values()), ()))
     features = {phase: np.array([rows[name] for name in images], np.float32).reshape(len(images), width)
                 for phase, images in dataset.images.items()}
-    wrong = [name for phase, images in dataset.images.items()
-             for name, good in zip(images, np.isfinite(features[phase]).all(1)) if not good]
-    if wrong:
-        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: {_some(wrong)}")
     return dataset, features, f"{about}, frozen"
 
 

@@ -1,0 +1,455 @@
+"""Tests of features.py: torchvision's crops and features (golden files), broken files, the cache, weights, devices."""
+
+import functools
+import hashlib
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+import data
+import features
+
+HERE = Path(__file__).parent
+GOLDEN = np.load(HERE / "testdata/resnet18.npz")
+IMAGES = [HERE / "testdata/images" / name for name in GOLDEN["files"]]
+FASHION = HERE / "../shared/data/fashion"
+
+
+def golden_parameter(name, like):
+    """A parameter by the golden recipe; BatchNorm's counter, which it does not name, as it is."""
+    random, shape = np.random.default_rng(zlib.crc32(name.encode())), tuple(like.shape)
+    if name.endswith("num_batches_tracked"):
+        return like
+    if name.endswith("running_var") or name.endswith("weight") and len(shape) == 1:
+        value = random.uniform(0.5, 1.5, shape)
+    elif name.endswith(("running_mean", "bias")):
+        value = random.uniform(-0.1, 0.1, shape)
+    else:
+        value = random.standard_normal(shape) * (np.sqrt(2 / np.prod(shape[1:])) if len(shape) == 4 else 0.01)
+    return torch.from_numpy(value.astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A file as published: torchvision's state dict, classifier included; its name ends in its hash."""
+    like = features.resnet18().state_dict() | {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    path = tmp_path_factory.mktemp("weights") / "small.pth"
+    torch.save({name: golden_parameter(name, value) for name, value in like.items()}, path)
+    return path.rename(path.with_name(f"resnet18-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth"))
+
+
+def mean_colour(batch):
+    return batch.mean((2, 3))
+
+
+def make_dataset(folder, count=6):
+    """`count` small images, unless they are there: half for train, the others for val, the last also for test."""
+    (folder / "images/red_shoe").mkdir(parents=True, exist_ok=True)
+    names = [f"red_shoe/{number}.png" for number in range(count)]
+    for number, path in enumerate(folder / "images" / name for name in names):
+        if not path.exists():
+            Image.new("RGB", (40, 30), (40 * number, 100, 255 - 40 * number)).save(path)
+    images = {"train": names[:count // 2], "val": names[count // 2:], "test": names[-1:]}
+    return data.Dataset("mine", folder, ["red"], ["shoe"], {phase: np.zeros((1, 2), int) for phase in images}, images,
+                        {phase: np.arange(len(some)) for phase, some in images.items()}, None, [])
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The names of the files decoded so far."""
+    names, decode = [], features._decode
+    monkeypatch.setattr(features, "_decode", lambda path, *rest: names.append(Path(path).name) or decode(path, *rest))
+    return names
+
+
+@pytest.fixture
+def cheap(tmp_path, monkeypatch):
+    """A weights file of one number, by which the mean colour is multiplied in place of ResNet-18."""
+    (tmp_path / "cheap.pth").write_text("2")
+    monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: int(path.read_text()) * mean_colour(x))
+    return tmp_path / "cheap.pth"
+
+
+def colours(dataset, phase, factor=2):
+    return np.stack([factor * mean_colour(features.preprocess(Image.open(dataset.path(name)))[None])[0]
+                     for name in dataset.images[phase]])
+
+
+# Images
+
+
+@pytest.mark.parametrize("number", range(len(IMAGES)), ids=[path.name for path in IMAGES])
+def test_crops_equal_torchvisions(number):
+    made = features.preprocess(Image.open(IMAGES[number]))
+    scaled = GOLDEN["crops"][number].astype(np.float32).transpose(2, 0, 1) / 255
+    mean, std = (np.float32(values).reshape(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert made.dtype == torch.float32
+    np.testing.assert_array_equal(made, (scaled - mean) / std)
+
+
+def test_features_equal_torchvisions(weights):
+    made = features.extract(IMAGES, backbone=features.load_backbone(weights), device="cpu", batch_size=4)
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, GOLDEN["features"], rtol=1e-3, atol=1e-5)
+
+
+def test_sixteen_bit_greys_keep_their_upper_bits(tmp_path):
+    values = (np.arange(256 * 256) % 65536).astype(np.uint16).reshape(256, 256)
+    expected = np.repeat((values >> 8).astype(np.uint8)[16:240, 16:240, None], 3, 2)
+    Image.fromarray(values).save(tmp_path / "grey.png")
+    Image.fromarray(values).save(tmp_path / "grey.tif")
+    big_endian = Image.frombytes("I;16B", (256, 256), values.astype(">u2").tobytes())
+    for image in (Image.open(tmp_path / "grey.png"), Image.open(tmp_path / "grey.tif"), big_endian,
+                  Image.fromarray(values.astype(np.int32))):
+        np.testing.assert_array_equal(features._crop(image), expected, err_msg=image.mode)
+
+
+@pytest.mark.parametrize("mode", "1 L LA P PA RGB RGBA RGBX CMYK YCbCr HSV LAB I F I;16".split())
+def test_every_mode_and_odd_sizes(mode):
+    for size in ((1, 1), (3, 200), (257, 255)):
+        assert features.preprocess(Image.new(mode, size)).shape == (3, 224, 224)
+
+
+def test_pixels_are_area_means():
+    colours = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
+    means = colours.reshape(16, 3, 16, 5, 3).mean((1, 3)) / 255
+    made = features.pixels(Image.fromarray(colours))
+    assert made.shape == (768,) and made.dtype == np.float32
+    np.testing.assert_allclose(made, means.ravel(), atol=1.01 / 255)  # rounded to 8 bits along x, then along y
+
+
+def test_orientation_counts_on_request():
+    rotated = HERE / "testdata/images/exif_rotated.jpg"
+    as_stored = features.extract([rotated], backbone="pixels")[0]
+    upright = features.extract([rotated], backbone="pixels", respect_orientation=True)[0]
+    image = Image.open(rotated)
+    np.testing.assert_array_equal(as_stored, features.pixels(image))
+    np.testing.assert_array_equal(upright, features.pixels(ImageOps.exif_transpose(image)))
+    assert not np.array_equal(as_stored, upright)
+
+
+# ResNet-18
+
+
+def test_parameter_names_are_torchvisions():
+    shapes = {name: tuple(value.shape) for name, value in features.resnet18().state_dict().items()}
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    expected = {"conv1.weight", *(f"bn1.{name}" for name in norm)}
+    for block in (f"layer{layer}.{number}" for layer in (1, 2, 3, 4) for number in (0, 1)):
+        for i in (1, 2):
+            expected |= {f"{block}.conv{i}.weight", *(f"{block}.bn{i}.{name}" for name in norm)}
+        if re.fullmatch(r"layer[234]\.0", block):
+            expected |= {f"{block}.downsample.0.weight", *(f"{block}.downsample.1.{name}" for name in norm)}
+    assert set(shapes) == expected
+    assert sum(value.numel() for value in features.resnet18().parameters()) == 11_689_512 - 513_000  # without fc
+    assert shapes["layer3.0.downsample.0.weight"] == (256, 128, 1, 1) and shapes["conv1.weight"] == (64, 3, 7, 7)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty torch hub cache, and a server of its folder `served`: (cache, served, address)."""
+    served = tmp_path / "served"
+    served.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *message):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=served))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    yield tmp_path / "hub/checkpoints", served, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_download_is_checked_and_kept(hub, weights, monkeypatch):
+    cache, served, address = hub
+    monkeypatch.setattr(features, "WEIGHTS_URL", f"{address}/{weights.name}")
+    with pytest.raises(OSError, match=r"404.*--weights FILE"):
+        features.load_backbone()
+    (served / weights.name).write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(OSError, match=r"invalid hash.*--weights FILE"):
+        features.load_backbone()
+    assert not list(cache.glob("*"))
+    (served / weights.name).write_bytes(weights.read_bytes())
+    downloaded = features.load_backbone()
+    (served / weights.name).unlink()  # now it comes from the cache
+    for model in (downloaded, features.load_backbone()):
+        assert torch.equal(model.layer4[1].bn2.bias, golden_parameter("layer4.1.bn2.bias", torch.zeros(512)))
+        assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_weights_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.pth"):
+        features.load_backbone(tmp_path / "nowhere.pth")
+    (tmp_path / "page.pth").write_text("<html>")
+    torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "other.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    for name, said in (("page", "no tensors"), ("other", "not the parameters"), ("list", "not the parameters")):
+        with pytest.raises(ValueError, match=f"{name}.pth: {said}"):
+            features.load_backbone(tmp_path / f"{name}.pth")
+
+
+def test_pickles_that_run_code_are_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"files": ["a"], "features": Evil()}, tmp_path / "evil.t7")
+    with pytest.raises(ValueError, match="evil.t7"):
+        features.load_features(make_dataset(tmp_path / "set"), file=tmp_path / "evil.t7")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_devices():
+    assert features.pick_device("cpu") == torch.device("cpu")
+    assert features.pick_device("auto").type in ("cpu", "cuda", "mps")
+    for name in ("gpu", "cuda:x", "cuda:99"):
+        with pytest.raises(ValueError, match=f"{name}.*choose auto"):
+            features.pick_device(name)
+
+
+# Extraction
+
+
+def test_any_callable_in_any_batch_size():
+    expected = [mean_colour(features.preprocess(Image.open(path))[None])[0] for path in IMAGES]
+    for batch_size in (1, 4, 64):
+        made = features.extract(map(str, IMAGES), backbone=mean_colour, device="cpu", batch_size=batch_size)
+        np.testing.assert_allclose(made, np.stack(expected), atol=1e-6)
+    module = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.AvgPool2d(224), torch.nn.Flatten()).train()
+    made = features.extract(IMAGES, backbone=module, device="cpu")
+    np.testing.assert_allclose(made, np.stack(expected), rtol=1e-4, atol=1e-4)  # eval mode: BatchNorm does nothing
+    assert module.training and not module[0].num_batches_tracked
+
+
+def test_bad_arguments():
+    for options, said in (({"batch_size": 0}, "batch size 0"), ({"backbone": torch.sin}, "makes .*not .B, F")):
+        with pytest.raises(ValueError, match=said):
+            features.extract(IMAGES, **{"backbone": mean_colour, "device": "cpu"} | options)
+    with pytest.raises(ValueError, match="no images"):
+        features.extract([], backbone=mean_colour)
+
+
+def test_broken_files_are_all_named(tmp_path, monkeypatch):
+    content = {"text.jpg": b"hello", "empty.png": b"", "cut.jpg": IMAGES[5].read_bytes()[:9000],
+               "cut.png": IMAGES[0].read_bytes()[:50000], "narrow.png": None, "big.png": None}
+    for name, some in content.items():
+        if some is not None:
+            (tmp_path / name).write_bytes(some)
+    Image.new("L", (70000, 1)).save(tmp_path / "narrow.png")  # few pixels, but 256 x 17.9 million once resized
+    Image.new("1", (400, 400)).save(tmp_path / "big.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120_000)
+    bad = [tmp_path / name for name in [*content, "missing.jpg"]]
+    paths = [IMAGES[0], *bad[:4], IMAGES[1], *bad[4:]]
+    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(ValueError, match="of 7 of 9 images") as caught:
+        features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3)
+    for path, why in zip(bad, ("not an image", "not an image", "truncated", "truncated", "bomb", "bomb", "not there")):
+        assert re.search(rf"{path} \([^)]*{why}", str(caught.value)), path
+    with pytest.warns(Image.DecompressionBombWarning):
+        made = features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3, skip_broken=True)
+        with pytest.raises(ValueError, match="7 of 7"):
+            features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
+    assert np.isnan(made[[1, 2, 3, 4, 6, 7, 8]]).all() and np.isfinite(made[[0, 5]]).all()
+
+
+def test_long_lists_are_cut():
+    with pytest.raises(ValueError, match=r"of 100 of 100 images: 0 \(not there\), .*, 19 \(not there\) and 80 more"):
+        features.extract(map(str, range(100)), backbone=mean_colour, device="cpu")
+
+
+# The cache
+
+
+def load(dataset, weights, **options):
+    return features.load_features(dataset, weights=weights, device="cpu", batch_size=2, **options)
+
+
+def test_cache_notices_what_changed(tmp_path, cheap, decoded):
+    dataset = make_dataset(tmp_path)
+    same, first, about = load(dataset, cheap)
+    assert same == dataset and set(first) == {"train", "val", "test"} and first["val"].dtype == np.float32
+    assert about == f"ResNet-18 (weights {hashlib.sha256(b'2').hexdigest()[:8]}), 224 of 256 pixels, frozen"
+    for phase in first:
+        np.testing.assert_allclose(first[phase], colours(dataset, phase), atol=1e-5)
+    assert len(decoded) == 6  # the one in two phases once
+    again = load(dataset, cheap)[1]
+    assert len(decoded) == 6 and all(np.array_equal(again[phase], first[phase]) for phase in first)
+
+    for name in ("red_shoe/1.png", "red_shoe/new.png"):
+        Image.new("RGB", (9, 9), "white").save(dataset.path(name))
+    train = ["red_shoe/new.png", "red_shoe/1.png", "red_shoe/2.png"]
+    other = dataset._replace(images=dataset.images | {"train": train})
+    np.testing.assert_allclose(load(other, cheap)[1]["train"], colours(other, "train"), atol=1e-5)
+    assert sorted(decoded[6:]) == ["1.png", "new.png"]
+    dataset.path("red_shoe/1.png").unlink()
+    with pytest.raises(ValueError, match=r"1 of 6 images: red_shoe/1.png \(not there\)"):
+        load(other, cheap)
+
+
+def test_cache_is_keyed_by_weights_and_preprocessing(tmp_path, cheap, decoded):
+    dataset, other = make_dataset(tmp_path, 2), tmp_path / "other.pth"
+    other.write_text("3")
+    load(dataset, cheap)
+    np.testing.assert_allclose(load(dataset, other)[1]["train"], colours(dataset, "train", 3), atol=1e-5)
+    assert "upright" in load(dataset, other, respect_orientation=True)[2]
+    assert len(decoded) == 6
+
+
+def test_cache_serves_without_images(tmp_path, cheap):
+    dataset = make_dataset(tmp_path, 2)
+    first = load(dataset, cheap)[1]["train"]
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    _, again, about = load(dataset, None)
+    np.testing.assert_array_equal(again["train"], first)
+    assert "ResNet-18" in about
+    (tmp_path / "features.npz").unlink()
+    with pytest.raises(FileNotFoundError, match="none of 2 images.*--features FILE"):
+        load(dataset, cheap)
+
+
+def test_half_precision_is_kept(tmp_path, cheap, decoded):
+    dataset = make_dataset(tmp_path)
+    first = load(dataset, cheap, dtype=np.float16)[1]["val"]
+    Image.new("RGB", (9, 9), "white").save(dataset.path("red_shoe/0.png"))
+    np.testing.assert_array_equal(load(dataset, cheap)[1]["val"], first)
+    assert np.load(tmp_path / "features.npz")["features"].dtype == np.float16
+    assert first.dtype == np.float32 and len(decoded) == 7
+
+
+def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
+    dataset, calls = make_dataset(tmp_path), []
+
+    def interrupted(batch):
+        calls.append(len(batch))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return 2 * mean_colour(batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(features, "load_backbone", lambda weights: interrupted)
+        load(dataset, cheap)
+    decoded.clear()
+    np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
+    assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]  # the second batch was still on its way
+
+
+def test_killed_extraction_resumes(tmp_path, cheap, decoded):
+    program = f"""if True:
+        import os, pathlib, sys
+        sys.path.insert(0, {str(HERE)!r})
+        import features, test_features
+        calls = []
+        def killed(batch):
+            calls.append(0)
+            return 2 * test_features.mean_colour(batch) if len(calls) < 3 else os._exit(9)
+        features.SAVE_EVERY, features.load_backbone = 0, lambda weights: killed
+        test_features.load(test_features.make_dataset(pathlib.Path({str(tmp_path)!r})), pathlib.Path({str(cheap)!r}))"""
+    dataset = make_dataset(tmp_path)
+    assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL).returncode == 9
+    assert (tmp_path / "features.partial.npz").exists() and not (tmp_path / "features.npz").exists()
+    np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
+    assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cheap.pth", "features.npz", "images"]
+
+
+def test_broken_images_can_be_skipped(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    for name in ("1", "5"):
+        dataset.path(f"red_shoe/{name}.png").write_bytes(b"")
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(ValueError, match=r"2 of 6 images: red_shoe/1.png \(not an image\), red_shoe/5.png .*--s"):
+            load(dataset, cheap)
+        left, some, _ = load(dataset, cheap, skip_broken=True)
+        assert left.images == {"train": ["red_shoe/0.png", "red_shoe/2.png"],
+                               "val": ["red_shoe/3.png", "red_shoe/4.png"], "test": []}
+        assert [left.targets[phase].tolist() for phase in ("train", "val", "test")] == [[0, 2], [0, 1], []]
+        assert some["test"].shape == (0, 3) and "2 images left out: red_shoe/1.png" in left.notes[-1]
+        np.testing.assert_allclose(some["train"], colours(left, "train"), atol=1e-5)
+    assert dataset.images["test"] and not dataset.notes
+
+
+# Features of others
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "strings", "scalars", "rows", "npz"])
+def test_published_features_are_read(tmp_path, kind):
+    dataset = make_dataset(tmp_path, 4)
+    names = [f".\\red_shoe\\{number}.png" if number == 1 else f"red_shoe/{number}.png" for number in (3, 1, 0, 2, 7)]
+    values = np.array([[3, 3], [1, 1], [0, 0], [2, 2], [7, 7]], np.float32)
+    if kind == "npz":
+        np.savez(tmp_path / "features.npz", files=names, features=values.astype(np.float16))
+    else:
+        files = {"strings": np.array(names), "scalars": list(np.array(names))}.get(kind, names)
+        stored = {"tensor": torch.from_numpy(values), "rows": list(values)}.get(kind, values)
+        torch.save({"features": stored, "files": files}, tmp_path / "resnet18_featurers.t7")
+    _, made, about = features.load_features(dataset)
+    assert made["train"].tolist() == [[0, 0], [1, 1]] and made["val"].tolist() == [[2, 2], [3, 3]]
+    assert made["train"].dtype == np.float32 and "feature" in about and "frozen" in about
+    np.savez(tmp_path / "clip.npz", files=names, features=values + 1, key="CLIP")  # a file given goes first
+    _, made, about = features.load_features(dataset, file=tmp_path / "clip.npz")
+    assert made["test"].tolist() == [[4, 4]] and about == "CLIP, frozen"
+
+
+@pytest.mark.parametrize("called, content, said", [
+    ("files", np.zeros((1, 2)), r"of red_shoe/0.png\).*1 of 2 images: red_shoe/1.png"),
+    ("files", np.zeros((3, 2)), r"2 files need \(N, F\) numbers, not \(3, 2\)"),
+    ("files", np.zeros(2), r"not \(2,\) float64"),
+    ("files", np.array([["x"], ["y"]]), r"not \(2, 1\) <U1"),
+    ("files", np.array([[None], [None]]), "Object arrays"),
+    ("names", np.zeros((2, 2)), "holds names, features; expected `files`"),
+    ("files", np.array([[0], [np.inf]]), "1 images are not finite: red_shoe/1.png")])
+def test_wrong_features_are_explained(tmp_path, called, content, said):
+    files = ["red_shoe/0.png", "red_shoe/1.png"][:len(content)]
+    np.savez(tmp_path / "wrong.npz", **{called: files, "features": content})
+    with pytest.raises(ValueError, match=f"wrong.npz.*{said}"):
+        features.load_features(make_dataset(tmp_path, 2), file=str(tmp_path / "wrong.npz"))
+
+
+def test_a_file_that_is_no_archive(tmp_path):
+    (tmp_path / "page.npz").write_text("<html>")
+    with pytest.raises(ValueError, match="page.npz: not a NumPy .npz"):
+        features.load_features(make_dataset(tmp_path), file=tmp_path / "page.npz")
+    with pytest.raises(FileNotFoundError, match="nowhere.npz"):
+        features.load_features(make_dataset(tmp_path), file=tmp_path / "nowhere.npz")
+
+
+@pytest.mark.skipif(not FASHION.exists(), reason="needs ../shared")
+def test_fashion():
+    dataset = data.load(FASHION)
+    same, made, about = features.load_features(dataset)
+    with np.load(FASHION / "features.npz") as file:
+        row = file["files"].tolist().index(dataset.images["val"][7])
+        np.testing.assert_array_equal(made["val"][7], file["features"][row].astype(np.float32))
+    assert same is dataset and sum(map(len, made.values())) == 19_877 and "features.npz, frozen" in about
+
+
+# The script
+
+
+def test_script(tmp_path, weights, capsys, decoded):
+    dataset = make_dataset(tmp_path / "mine", 4)
+    rows = [f"{name},red,shoe,{phase}" for phase in ("train", "val", "test") for name in dataset.images[phase][:1]]
+    (tmp_path / "mine/images.csv").write_text("\n".join(["image,state,object,split", *rows]))
+    command = ["mine", "--data-root", str(tmp_path), "--weights", str(weights), "--half", "--device", "cpu"]
+    features.main(command)
+    features.main(command)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and "train (1, 512), val (1, 512), test (1, 512); ResNet-18" in first and len(decoded) == 3
+    dataset.path(dataset.images["train"][0]).write_text("")
+    with pytest.raises(SystemExit) as caught:
+        features.main(command)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: no features of 1 of 3 images: red_shoe/0.png \(not an image\); .*\n", said)
