@@ -1,14 +1,13 @@
 """The bias-sweep evaluator of compositional zero-shot learning: exact, streaming, one file, NumPy alone. Copy it.
 
 An image is predicted as the best candidate of `score + bias * [unseen]`. A low bias favours the compositions seen in
-training, a high one the unseen; the sweep over all biases gives a curve, its area (AUC) and its best harmonic mean (HM).
-An image's prediction depends only on the biases at which its best seen and best unseen scores cross: the scores are
-read once, in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
+training, a high one the unseen; over all biases seen against unseen accuracy is a curve, with an area (AUC) and a best
+harmonic mean (HM). What is predicted changes only at the biases where an image's best seen and best unseen scores
+cross: scores are read once, in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
 
 Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
-T thresholds. Accuracies are fractions.
-Ties go to the lower column, seen before unseen. Two protocols: `exact` tries every bias at which some prediction
-changes; `published` tries the about 20 that the field's evaluator tries, and so reports less.
+T thresholds. Accuracies are fractions. Ties go to the lower column, seen before unseen. Two protocols: `exact` tries
+every bias at which some prediction changes; `published` the about 20 of the field's evaluator, and so reports less.
 
     >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P), higher is better
     >>> target = np.array([0, 1, 2, 1])                                              # (N,) columns of the truth
@@ -17,7 +16,7 @@ changes; `published` tries the about 20 that the field's evaluator tries, and so
     >>> report["best_seen"], report["best_unseen"], round(report["auc"], 3)
     (0.3333333333333333, 1.0, 0.333)
 
-From torch: `scores.float().cpu().numpy()`. From a dictionary of score vectors by pair: `np.stack([d[p] for p in pairs], 1)`.
+From torch: `scores.float().cpu().numpy()`. From a dictionary of scores by pair: `np.stack([d[p] for p in pairs], 1)`.
 Larger than memory: one `BiasSweep`, `update` a block; over several machines: `merge`. Reduced on a GPU: `update_kept`.
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
 """
@@ -64,9 +63,9 @@ class BiasSweep:
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
-        self.seen = _array("seen", seen, "b", (None,))
+        self.seen = _array("seen", seen, "b", (None,)).copy()
         p = len(self.seen)
-        self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,))
+        self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,)).copy()
         self.pairs = None if pairs is None else _array("pairs", pairs, "iu", (p, 2))
         self.topk = int(_array("topk", topk, "iu", ()))
         if self.topk < 1 or not p:
@@ -88,19 +87,16 @@ class BiasSweep:
         Scores and columns (B, k), best first, padded with -inf where a group has fewer than k candidates. Equal scores
         must stand in the order of their columns for the results of `update`; a GPU's topk may not do that.
         """
-        target = _array("target", target, "iu", (None,), len(self.seen))
-        given, kept = ((seen_scores, seen_columns), (unseen_scores, unseen_columns)), []
-        for name, (scores, columns), group in zip(("seen", "unseen"), given, self._groups):
+        target, kept = _array("target", target, "iu", (None,), len(self.seen)), []
+        given = ("seen", seen_scores, seen_columns), ("unseen", unseen_scores, unseen_columns)
+        for (name, scores, columns), group in zip(given, self._groups):
             scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
             columns = _array(f"{name}_columns", columns, "iu", scores.shape).astype(int)
             real = np.arange(self.topk) < group.sum()  # the rest is padding
-            inside = (columns >= 0) & (columns < len(self.seen)) & (np.abs(scores) < LIMIT)
-            good = np.where(real, inside & group[np.where(inside, columns, 0)], scores == -np.inf).all(1)
-            good &= (scores[:, 1:] <= scores[:, :-1]).all(1)
-            if not good.all():
-                row = good.argmin()
-                raise ValueError(f"{name} row {row}: expected finite scores, best first, of {name} candidates, and -inf "
-                                 f"after the last candidate; got {scores[row]} at columns {columns[row]}")
+            good = np.where(real, (np.abs(scores) < LIMIT) & np.isin(columns, np.flatnonzero(group)), scores == -np.inf)
+            if not (good := good.all(1) & (scores[:, 1:] <= scores[:, :-1]).all(1)).all():
+                raise ValueError(f"{name} row {good.argmin()} must hold finite scores of {name} candidates, best first, "
+                                 f"then -inf; got {scores[good.argmin()]} at columns {columns[good.argmin()]}")
             kept += scores, np.where(real, columns, -1)
         self._keep(*kept, target)
 
@@ -127,7 +123,7 @@ class BiasSweep:
         if confidence is not None and not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
         images = _sort(*self._turns())
-        kept = None if self.pairs is None else self._kept()[images.order]
+        kept = self._kept()[0][images.order]
         n, n_seen = len(images.seen), int(images.seen.sum())
         if n_seen in (0, n):
             warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
@@ -147,7 +143,8 @@ class BiasSweep:
         """Reduce the (B, k) best of both groups, padded with -inf and column -1, to what decides at every bias.
 
         Seen rank i and unseen rank k-1-i compete for one place of the top k: the seen holds it for biases up to
-        cross[:, i]. So composition, state and object are each right up to one bias, above another, or never (nan).
+        cross[:, i]. So composition, state and object are each right up to one bias (-inf: none) and above another (inf:
+        none), which fill two columns; the state's and object's are nan where they are not known.
         """
         part = np.full((len(target), 8), np.nan)
         own = np.where(unseen_columns == target[:, None], unseen_scores, -np.inf).max(1)
@@ -158,46 +155,38 @@ class BiasSweep:
         if self.pairs is not None:
             codes |= {STATE: self.pairs[:, 0], OBJECT: self.pairs[:, 1]}
         for i, code in codes.items():
-            for at, columns, crossing in (i, seen_columns, cross), (i + 1, unseen_columns, cross[:, ::-1]):
+            for at, columns, turns, never in ((i, seen_columns, cross, -np.inf),
+                                              (i + 1, unseen_columns, cross[:, ::-1], np.inf)):
                 match = (code[columns] == code[target][:, None]) & (columns >= 0)
-                part[:, at] = np.where(match.any(1), crossing[np.arange(len(match)), match.argmax(1)], np.nan)
+                part[:, at] = np.where(match.any(1), turns[np.arange(len(match)), match.argmax(1)], never)
         self._parts.append(part)
 
     def _kept(self):
-        self._parts = [np.concatenate(self._parts)] if self._parts else []
-        if not self._parts or not len(self._parts[0]):
+        """All that is kept (N, 8), and whether the truth is seen (N,)."""
+        self._parts = [np.concatenate(self._parts or [np.empty((0, 8))])]
+        if not len(self._parts[0]):
             raise ValueError("no images to evaluate: the set is empty, call update first")
-        return self._parts[0]
+        return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
 
     def _turns(self):
-        """Of each image (N,): the bias up to which, if unseen above which, it is right (nan: never); seen; the gap."""
-        kept = self._kept()
-        seen = self.seen[kept[:, TARGET].astype(int)]
+        kept, seen = self._kept()
         return np.where(seen, kept[:, UP_TO], kept[:, ABOVE]), seen, kept[:, GAP]
 
 
 class _Images(NamedTuple):
-    """The images in the order of the bias at which they turn right or wrong, and what of a curve needs no weights."""
-
-    order: np.ndarray  # (N,)
-    seen: np.ndarray  # (N,) bool
-    turn: np.ndarray  # (M,) that bias, ascending, of the images that are right at some bias: the first M
-    bias: np.ndarray  # (K,) of the exact curve, and how many images turn at or below each:
-    turned: np.ndarray
-    tried: np.ndarray  # the images that give the published biases, and these, ascending:
-    gap: np.ndarray
+    order: np.ndarray  # (N,) by ascending `turn`
+    turn: np.ndarray  # (N,) the bias above which an image turns wrong, if its truth is seen, right, if it is unseen
+    seen: np.ndarray  # (N,)
+    tried: np.ndarray  # the images that give the biases of the published protocol
+    gap: np.ndarray  # these biases, ascending
 
 
 def _sort(turn, seen, gap):
-    order = np.argsort(turn)  # nan comes last
-    seen, turn = seen[order], turn[order][:len(turn) - np.isnan(turn).sum()]
-    ends = np.flatnonzero(np.append(turn[1:] != turn[:-1], True)[:len(turn)]) + 1  # of the runs of equal ones
-    ends = ends[np.isfinite(turn[ends - 1])]
-    bias, turned = np.append(-np.inf, turn[ends - 1]), np.append((turn == -np.inf).sum(), ends)
-    tried = np.flatnonzero(~seen[:len(turn)] & (turn < 1000))
-    gap = gap[order[tried]] - 1e-4
-    ascending = np.argsort(gap, kind="stable")
-    return _Images(order, seen, turn, bias, turned, tried[ascending], gap[ascending])
+    order = np.argsort(turn)
+    turn, seen, gap = turn[order], seen[order], gap[order]
+    tried = np.flatnonzero(~seen & (turn < 1000))
+    tried = tried[np.argsort(gap[tried], kind="stable")]
+    return _Images(order, turn, seen, tried, gap[tried] - 1e-4)
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
@@ -213,22 +202,20 @@ def accuracy_at(sweep, bias):
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
     if np.isnan(bias):
-        raise ValueError("bias must be a number, got nan: take it from a report with seen and unseen images")
-    kept, (_, seen, _) = sweep._kept(), sweep._turns()
-    right, nan = _right(kept, UP_TO, bias), float("nan")
-    values = {name: float(right[half].mean()) if half.any() else nan for name, half in (("seen", seen), ("unseen", ~seen))}
-    values["hm"] = float(_harmonic(values["seen"], values["unseen"]))
-    for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
-        values[name] = nan if sweep.pairs is None else float(_right(kept, i, bias).mean())
-    return values
+        raise ValueError("bias must be a number, got nan: was it taken from a report without seen or unseen images?")
+    kept, seen = sweep._kept()
+    values = {name: _accuracy(kept, i, bias, counted) for name, i, counted in (
+        ("seen", UP_TO, seen), ("unseen", UP_TO, ~seen), ("state_accuracy", STATE, seen | True),
+        ("object_accuracy", OBJECT, seen | True))}
+    return values | {"hm": float(_harmonic(values["seen"], values["unseen"]))}
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     """AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
 
-    `blocks`: iterable of (scores (B, P), target (B,)). Candidates at threshold t are those of `candidates` (P,) that are
-    seen or have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the
-    candidates that the mask removes), `auc` and `auc_published`, top-1.
+    `blocks`: iterable of (scores (B, P), target (B,)). At threshold t those of `candidates` (P,) remain that are seen or
+    have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the candidates that
+    the mask removes), `auc` and `auc_published`, top-1.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape)
@@ -244,24 +231,26 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     def areas(i):  # as BiasSweep does it, for k = 1
         with np.errstate(invalid="ignore"):
             cross = best_seen - best[:, i]
-        images = _sort(np.where(seen_wins | wins[:, i], cross, np.nan), seen, cross)
+        images = _sort(np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf)), seen, cross)
         return [_area(_curve(images, np.ones(len(seen), int), protocol), protocol) for protocol in PROTOCOLS]
 
-    auc, published = np.array(_parallel(areas, range(len(steps)))).reshape(-1, 2)[inverse].T
+    with ThreadPoolExecutor(THREADS) as pool:
+        auc, published = np.array([*pool.map(areas, range(len(steps)))]).reshape(-1, 2)[inverse].T
     return dict(threshold=steps[inverse], removed=removed[inverse], auc=auc, auc_published=published)
 
 
 def _by_level(whole, level, count, scores, target):
-    """Of each image: best seen score (B,), is it the truth's; best unseen at each threshold (B, T), is it; truth seen."""
+    """Best seen score (B,), whether it is the truth's; best unseen at each threshold (B, T), the same; truth seen."""
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     runs, starts = np.unique(level[columns], return_index=True)
 
     def reduce(block, top, target):
         seen_score, seen_column = _best(block, top, whole._groups[0], 1)
         best = _best_by_level(block, level, count, columns, runs, starts)
-        truth, own, wins = block[np.arange(len(block)), target], level[target], np.zeros(best.shape, bool)
-        for i in np.flatnonzero((own >= 0) & (best[np.arange(len(block)), own] == truth)):  # it may win while it is kept
-            lower = level[:target[i]][block[i, :target[i]] == truth[i]]  # a lower column of that score wins while kept
+        rows, own, wins = np.arange(len(block)), level[target], np.zeros(best.shape, bool)
+        truth = block[rows, target]
+        for i in np.flatnonzero((own >= 0) & (best[rows, own] == truth)):  # the truth wins while it is kept, but
+            lower = level[:target[i]][block[i, :target[i]] == truth[i]]  # not while a lower column of its score is
             wins[i, lower.max(initial=-1) + 1:own[i] + 1] = True
         return seen_score[:, 0], seen_column[:, 0] == target, best, wins & (best == truth[:, None])
 
@@ -270,7 +259,7 @@ def _by_level(whole, level, count, scores, target):
 
 
 def _best_by_level(block, level, count, columns, runs, starts):
-    """The best score (B, T) of the columns kept at each threshold; `columns` by level, run i of them beginning at starts[i].
+    """The best score (B, T) of the columns kept at each threshold; `columns` by level, `runs` beginning at `starts`.
 
     The most feasible sixteenth is gathered; of the other columns only those above its best can matter: a few, unless
     scores and feasibility contradict each other.
@@ -306,15 +295,8 @@ def _each_block(scores, target, p, work):
                              "exclude compositions pass candidates")
         return work(block, top, target[start:start + step])
 
-    return *map(np.concatenate, zip(*_parallel(one, range(0, max(len(scores), 1), step)))), target
-
-
-def _parallel(work, items):
-    """[work(item) for item in items] on threads: NumPy lets go of the interpreter. The first item's error is raised."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(work, items))
+    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter; the first row's error comes first
+        return *map(np.concatenate, zip(*pool.map(one, range(0, max(len(scores), 1), step)))), target
 
 
 def _best(block, top, group, k):
@@ -324,12 +306,14 @@ def _best(block, top, group, k):
     if k == 1 and len(columns):  # where the best of all is of the group, it is the group's best
         where[:, 0], best[:, 0] = top, block[rows, top]
         rows = np.flatnonzero(~group[top])
+    if not len(columns) or not len(rows):
+        return best, where
     if few := 4 * len(columns) < len(group):
         part = block.take(columns, axis=1)[rows]
     else:
         part = block[rows]
         part[:, ~group] = -np.inf
-    for i in range(min(k, len(columns)) if len(rows) else 0):
+    for i in range(min(k, len(columns))):
         at = part.argmax(1)
         best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], columns[at] if few else at
         part[np.arange(len(rows)), at] = -np.inf
@@ -337,9 +321,16 @@ def _best(block, top, group, k):
 
 
 def _right(kept, i, bias):
-    """Which images (N,) are right at a bias: up to the one in column i, above the one in column i + 1."""
-    bias = np.nan_to_num(bias)  # beyond every crossing, but finite
+    """Which images (N,) are right at a bias: up to the one in column i and above the one in column i + 1."""
+    bias = np.nan_to_num(bias)  # infinite: beyond every crossing
     return (bias <= kept[:, i]) | (bias > kept[:, i + 1])
+
+
+def _accuracy(kept, i, bias, weights):
+    """The share of the images, counted `weights` (N,) times, that are right at a bias; nan where that is not known."""
+    if np.isnan(bias) or np.isnan(kept[0, i]) or not weights.any():
+        return float("nan")
+    return float((_right(kept, i, bias) * weights).sum() / weights.sum())
 
 
 def _harmonic(a, b):
@@ -351,17 +342,17 @@ def _curve(images, weights, protocol):
     """The Curve of images counted `weights` (N,) times."""
     n_seen, n_unseen = weights[images.seen].sum(), weights[~images.seen].sum()
     if protocol == "exact":
-        bias, turned = images.bias, images.turned
+        bias = np.unique(np.append(-np.inf, images.turn[images.turn < np.inf]))
+        turned = np.searchsorted(images.turn, bias, "right")
     elif protocol == "published":
         bias = np.repeat(images.gap, weights[images.tried])
         bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
-        turned = np.searchsorted(images.turn, bias, "left")
+        turned = np.searchsorted(images.turn, np.nan_to_num(bias), "left")
     else:
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
-    able = slice(len(images.turn))
-    lost, gained = (np.append(0, np.cumsum((weights * half)[able])) for half in (images.seen, ~images.seen))
+    lost, gained = (np.append(0, np.cumsum(weights * half)) for half in (images.seen, ~images.seen))
     with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
-        return Curve(bias, (lost[-1] - lost[turned]) / n_seen, gained[turned] / n_unseen)
+        return Curve(bias, (n_seen - lost[turned]) / n_seen, gained[turned] / n_unseen)
 
 
 def _area(curve, protocol):
@@ -371,7 +362,7 @@ def _area(curve, protocol):
 
 
 def _metrics(images, weights, protocol, kept):
-    """The metrics of a report for images counted `weights` (N,) times; `kept` (N, 8) in their order, None: no pairs."""
+    """The metrics of a report for images counted `weights` (N,) times; `kept` (N, 8) in their order."""
     curve, nan = _curve(images, weights, protocol), float("nan")
     values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=float(curve.seen.max()),
                   best_unseen=float(curve.unseen.max()), hm_seen=nan, hm_unseen=nan, bias=nan)
@@ -382,8 +373,7 @@ def _metrics(images, weights, protocol, kept):
                        bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
     for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
         for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
-            known = kept is not None and not np.isnan(bias)
-            values[name + when] = float(weights @ _right(kept, i, bias) / weights.sum()) if known else nan
+            values[name + when] = _accuracy(kept, i, bias, weights)
     return values
 
 
@@ -411,31 +401,30 @@ def _array(name, values, kinds, shape, below=None):
 
 
 def load(files):
-    """Arrays by name from .npz files and, memory-mapped, from .npy files (named by the file, `scores` if by no known name)."""
+    """Arrays by name, from .npz files and, memory-mapped, .npy files (their stem names them, else they are `scores`)."""
     arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
     for path in map(Path, files):
         try:
             data = np.load(path, mmap_mode="r")
-            if isinstance(data, np.ndarray):
-                data = {path.stem if path.stem in names else "scores": data}
+            data = {path.stem if path.stem in names else "scores": data} if isinstance(data, np.ndarray) else data
             arrays |= {name: data[name] for name in names if name in data}
         except (ValueError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{path} is no .npz or .npy file of plain arrays ({str(error).splitlines()[0]})") from None
+            raise ValueError(f"{path} is no .npz or .npy file of plain arrays: {str(error).splitlines()[0]}") from None
     if lacking := [name for name in names[:3] if name not in arrays]:
-        raise ValueError(f"no array {', '.join(lacking)} in {', '.join(files)}: needed are scores (N, P), target (N,), "
-                         "seen (P,), optional candidates (P,), pairs (P, 2)")
+        raise ValueError(f"no array {', '.join(lacking)} in {', '.join(files)}: scores, target and seen are needed")
     return arrays
 
 
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
-    lines = [f"{'':32}" + "".join(f"{protocol:>24}" for protocol in reports)]
-    for name in (key for key, value in reports["exact"].items() if type(value) is float and key[-4:] not in ("_low", "high")):
-        lines.append(f"{name:32}")
-        for report in reports.values():
-            low, value, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("_low", "", "_high"))
-            interval = f" [{low:.2f}, {high:.2f}]" if name + "_low" in report else ""
-            lines[-1] += f"{f'{value:.2f}{interval}':>24}"
+    lines = [f"{'':30}" + "".join(f"{protocol:>25}" for protocol in reports)]
+    for name, value in reports["exact"].items():
+        if isinstance(value, float) and not name.endswith(("_low", "_high")):
+            scale, cells = 1 if name == "bias" else 100, [f"{name:30}"]
+            for report in reports.values():
+                bounds = [f"{scale * report[name + end]:.2f}" for end in ("_low", "_high") if name + end in report]
+                cells.append(f"{scale * report[name]:.2f} " + (f"[{', '.join(bounds)}]" if bounds else ""))
+            lines.append("".join(cells))
     return "\n".join(lines)
 
 
@@ -454,22 +443,21 @@ def plot(sweep, path):
         axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14, color=line.get_color())
     axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)",
              title=f"top-{sweep.topk}; star: best harmonic mean", xlim=(0, None), ylim=(0, None))
-    axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
     figure.savefig(path, dpi=150)
 
 
 def write_compositions(sweep, bias, path):
     """A CSV row for each composition with images: its accuracy at bias 0, at `bias` and with the unseen only."""
-    kept, p = sweep._kept(), len(sweep.seen)
+    kept, p = sweep._kept()[0], len(sweep.seen)
     target = kept[:, TARGET].astype(int)
     images = np.bincount(target, minlength=p)
     right = [np.bincount(target[_right(kept, UP_TO, at)], minlength=p) for at in (0.0, bias, np.inf)]
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,accuracy_unseen_only"]
     for c in np.flatnonzero(images):
         pair = ("", "") if sweep.pairs is None else sweep.pairs[c]
-        shares = (f"{hits[c] / images[c]:.4f}" for hits in right)
-        lines.append(",".join(map(str, (c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c], *shares))))
+        row = c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c], *(hits[c] / images[c] for hits in right)
+        lines.append(",".join(map(str, row)))
     Path(path).write_text("\n".join(lines) + "\n")
 
 
@@ -486,8 +474,9 @@ def main(argv=None):
     options = parser.parse_args(argv)
     try:
         arrays = load(options.files)
-        sweep = BiasSweep(arrays["seen"], candidates=arrays.get("candidates"), pairs=arrays.get("pairs"), topk=options.topk)
-        sweep.update(arrays["scores"], arrays["target"])
+        scores, target = arrays.pop("scores"), arrays.pop("target")
+        sweep = BiasSweep(**arrays, topk=options.topk)
+        sweep.update(scores, target)
         reports = {protocol: sweep.report(protocol, options.confidence) for protocol in PROTOCOLS}
         if options.per_composition:
             write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
@@ -500,12 +489,11 @@ def main(argv=None):
         clean = {protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
                             for name, value in report.items()} for protocol, report in reports.items()}
         print(json.dumps(clean, indent=1))
-    else:
-        n_seen, n_unseen, p, candidates = (*(reports["exact"][name] for name in ("n_seen", "n_unseen")), len(sweep.seen),
-                                           sweep.candidates.sum())
-        print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; {candidates:,} "
-              f"candidates of {p:,} compositions, {sweep._groups[0].sum():,} of them seen; top-{sweep.topk}; percent")
-        print(table(reports))
+        return
+    n_seen, n_unseen, of_seen = reports["exact"]["n_seen"], reports["exact"]["n_unseen"], sweep._groups[0].sum()
+    print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; top-{sweep.topk}; "
+          f"{sweep.candidates.sum():,} candidates ({of_seen:,} seen) of {len(sweep.seen):,} compositions; percent")
+    print(table(reports))
 
 
 if __name__ == "__main__":

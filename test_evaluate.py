@@ -261,7 +261,7 @@ def test_bootstrap_is_that_of_repeated_images():
             weights = rng.multinomial(60, np.full(60, 1 / 60))
             rows = np.repeat(images.order, weights)
             want = evaluate(scores[rows], target[rows], seen, candidates=candidates, pairs=pairs, topk=2, protocol=protocol)
-            got = module._metrics(images, weights, protocol, sweep._kept()[images.order])
+            got = module._metrics(images, weights, protocol, sweep._kept()[0][images.order])
             for name in got.keys() - ({"bias"} if protocol == "exact" else set()):  # its plateau may be cut in pieces
                 assert got[name] == pytest.approx(want[name], abs=1e-12), name
 
@@ -359,7 +359,7 @@ def test_bad_kept_scores_merges_and_thresholds():
     for change in (dict(seen_scores=np.array([[.1, .5]])), dict(seen_columns=np.array([[2, 0]])),
                    dict(unseen_scores=np.array([[.5, np.nan]])), dict(unseen_columns=np.array([[2, 9]])),
                    dict(unseen_columns=np.array([[-1, 3]])), dict(seen_scores=np.array([[.1, -np.inf]]))):
-        with pytest.raises(ValueError, match="row 0: expected finite scores, best first"):
+        with pytest.raises(ValueError, match="row 0 must hold finite scores of .* best first"):
             sweep.update_kept(**{**good, **change})
     with pytest.raises(ValueError, match=r"seen_scores must be float of shape \(1, 2\)"):
         sweep.update_kept(**{**good, "seen_scores": np.zeros((1, 3))})
@@ -414,7 +414,7 @@ def test_script_table_json_and_files(saved, capsys):
     folder, arrays = saved
     module.main([str(folder / "scores.npz"), "--confidence", "0.9", "--topk", "2"])
     text = capsys.readouterr().out
-    assert "60 images" in text and f"{arrays['candidates'].sum()} candidates of 9" in text and "exact" in text
+    assert "60 images" in text and f"{arrays['candidates'].sum()} candidates (" in text and "exact" in text
     auc = evaluate(**arrays, topk=2)["auc"]
     assert f"{100 * auc:.2f} [" in text
     module.main([str(folder / "scores.npz"), "--json", "--per-composition", str(folder / "out.csv")])
