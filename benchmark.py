@@ -55,6 +55,54 @@ def bench_feasibility(repeat):
               f"double loop {loop * 1e3:,.0f} ms, {loop / fast:.0f} times as long")
 
 
+def bench_step(repeat):
+    """An open-world training step at MIT-States size beside the plain form, and beside the parts no form can do without."""
+    import torch
+    import torch.nn.functional as nnf
+
+    from compcos import CompCos, objective
+    from features import pick_device
+    from test_compcos import plain_step
+    from train import stepper
+
+    S, O, D, F, B = 115, 245, 600, 512, 128
+    device = pick_device()
+    torch.manual_seed(0)
+    features, seen = torch.randn(B, F, device=device), torch.rand(S, O, device=device) < .045
+    target = seen.flatten().nonzero()[torch.randint(int(seen.sum()), (B,), device=device), 0]
+    models = [CompCos(torch.randn(S, D), torch.randn(O, D), F).to(device) for _ in range(2)]
+    adams = [torch.optim.Adam(model.parameters(), lr=5e-5, weight_decay=5e-5, fused=True, capturable=device.type == "cuda")
+             for model in models]
+    for parameter in models[0].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    loss, after_epoch = objective(models[0], seen)
+    after_epoch(15)
+    step, _ = stepper(models[0], loss, adams[0], features, target, B)
+    margin = .4 * torch.as_tensor(models[1].feasibility(seen), device=device).float()
+    order = torch.arange(B, device=device)
+    half, logits = torch.randn(B, D, device=device), torch.randn(B, S * O, device=device, requires_grad=True)
+
+    def synchronised(function):
+        def run():
+            function()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        for _ in range(5):
+            run()
+        return run
+
+    def primitives():
+        torch.autograd.backward(models[0].compositions()[:2], (torch.ones(S, D, device=device), torch.ones(O, D, device=device)))
+
+    ours, plain, omega, phi, softmax = timed(*map(synchronised, (
+        lambda: step(order), lambda: plain_step(models[1], adams[1], features, target, scale=20.0, seen=seen, margin=margin),
+        lambda: models[1].image_embedder(features).backward(half), primitives,
+        lambda: nnf.cross_entropy(logits, target).backward())), repeat=3 * repeat)
+    print(f"step, {S} x {O}, D {D}, batch {B}, {device}: {1e3 * ours:.2f} ms; plain form {1e3 * plain:.1f} ms, {plain / ours:.0f} times as long; "
+          f"ω {1e3 * omega:.2f}, W on the primitives {1e3 * phi:.2f}, cross-entropy of given logits {1e3 * softmax:.2f} ms: "
+          f"{ours / (omega + phi + softmax):.2f} times their sum")
+
+
 def bench_words(repeat):
     """The vectors of 1,000 of 200,000 words from word2vec's and GloVe's formats, beside reading the file alone."""
     import tempfile

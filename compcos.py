@@ -111,17 +111,18 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None):
     >>> seen, margin = torch.tensor([[True, False, False]]), torch.tensor([[1.0, 0.8, -0.2]])
     >>> compcos_loss(cosines, torch.tensor([0]), scale=1.0, seen=seen, margin=margin).backward()
     >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
-    [-0.62, 0.17, 0.46]
+    [-0.63, 0.17, 0.46]
     """
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
-    penalty = _penalty(torch.as_tensor(seen, device=cosines.device), margin)
+    penalty = _penalty(torch.as_tensor(seen, device=cosines.device), margin, cosines.dtype)
     return nnf.cross_entropy(scale * (cosines - penalty).flatten(1), target)
 
 
-def _penalty(seen, margin):
+def _penalty(seen, margin, dtype):
     """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where there is none yet."""
-    return torch.where(seen, 0.0, torch.inf if margin is None else torch.as_tensor(margin, device=seen.device).float())
+    margin = torch.inf if margin is None else torch.as_tensor(margin, device=seen.device, dtype=dtype)
+    return torch.where(seen, 0.0, margin).to(dtype)
 
 
 class FusedLoss(torch.autograd.Function):
@@ -139,7 +140,7 @@ class FusedLoss(torch.autograd.Function):
         (batch, S), O = by_state.shape, by_object.shape[1]
         step = max(1, FusedLoss.ELEMENTS.get(by_state.device.type, 1 << 20) // (S * O))
         grad_state, grad_object = torch.empty_like(by_state), torch.empty_like(by_object)
-        grad_factor, loss, offset = factor.new_zeros(S * O), factor.new_zeros(()), -penalty.to(factor.dtype)
+        grad_factor, loss, offset = factor.new_zeros(S * O), factor.new_zeros(()), -penalty
         sums, logits = (factor.new_empty(min(step, batch), S, O) for _ in range(2))
         for part in (slice(i, i + step) for i in range(0, batch, step)):
             x, y = by_state[part, :, None], by_object[part, None, :]
@@ -181,7 +182,7 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
         position[pairs[:, 0] * seen.shape[1] + pairs[:, 1]] = torch.arange(len(pairs), device=device)
         return lambda features, target: nnf.cross_entropy(scale * model.cosines(features, pairs), position[target]), None
 
-    penalty = scale * _penalty(seen, None)
+    penalty, dtype = scale * _penalty(seen, None, model.states.dtype), model.states.dtype
 
     def loss(features, target):
         compositions = model.compositions()
@@ -189,7 +190,7 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
 
     def after_epoch(epoch):
         rho = model.feasibility(seen, mix=mix)
-        penalty.copy_(scale * _penalty(seen, margin * min(1.0, epoch / max(warmup, 1)) * rho))
+        penalty.copy_(scale * _penalty(seen, margin * min(1.0, epoch / max(warmup, 1)) * rho, dtype))
 
     return loss, after_epoch
 

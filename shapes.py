@@ -30,7 +30,7 @@ FEATURE = "16 x 16 pixels, standardised"  # the simple feature that serves this 
 COLOURS = {"blue": (40, 70, 220), "green": (30, 170, 60), "red": (215, 40, 40)}
 PLAIN = ((190, 150, 40), (150, 70, 170), (60, 170, 180), (150, 110, 80))  # of what is in no colour state
 GRADIENT = Image.linear_gradient("L").resize((DRAWN, DRAWN))  # of the light in the background
-VECTOR_SIZE, LEAST, MOST = 100, 0.0, 0.4  # of the squared length of a vector, the share that is its family's
+VECTOR_SIZE, LEAST, MOST = 100, 0.05, 0.5  # of the squared length of a vector, the share that is its family's
 
 
 def ring(n, radius=1.0, turn=0.0, inner=None, centre=(0.0, 0.0)):
