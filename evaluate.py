@@ -1,9 +1,9 @@
 """The bias-sweep evaluator of compositional zero-shot learning: exact, streaming, one file, NumPy alone. Copy it.
 
-An image is predicted as the best candidate of `score + bias * [unseen]`. A low bias favours the compositions seen in
-training, a high one the unseen; over all biases seen against unseen accuracy is a curve, with an area (AUC) and a best
-harmonic mean (HM). What is predicted changes only at the biases where an image's best seen and best unseen scores
-cross: scores are read once, in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
+An image is predicted as the best candidate of `score + bias * [unseen]`: a low bias favours the compositions seen in
+training, a high one the unseen. Over all biases, seen against unseen accuracy is a curve with an area (AUC) and a best
+harmonic mean (HM). It changes only where the best seen and best unseen scores of an image cross: scores are read once,
+in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
 
 Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
 T thresholds. Accuracies are fractions. Ties go to the lower column, seen before unseen. Two protocols: `exact` tries
@@ -37,7 +37,7 @@ BLOCK = 1 << 22  # bytes of scores worked on at a time: they stay in the cache b
 THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 RESAMPLES = 1000
-PROTOCOLS = "exact", "published"
+PROTOCOLS, ENDS = ("exact", "published"), ("_low", "_high")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
 
 
@@ -95,8 +95,8 @@ class BiasSweep:
             real = np.arange(self.topk) < group.sum()  # the rest is padding
             good = np.where(real, (np.abs(scores) < LIMIT) & np.isin(columns, np.flatnonzero(group)), scores == -np.inf)
             if not (good := good.all(1) & (scores[:, 1:] <= scores[:, :-1]).all(1)).all():
-                raise ValueError(f"{name} row {good.argmin()} must hold finite scores of {name} candidates, best first, "
-                                 f"then -inf; got {scores[good.argmin()]} at columns {columns[good.argmin()]}")
+                raise ValueError(f"{name} row {good.argmin()} must hold scores of {name} candidates, best first, then "
+                                 f"-inf; got {scores[good.argmin()]} at columns {columns[good.argmin()]}")
             kept += scores, np.where(real, columns, -1)
         self._keep(*kept, target)
 
@@ -109,8 +109,8 @@ class BiasSweep:
 
     def curve(self, protocol="exact"):
         """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
-        images = _sort(*self._turns())
-        return _curve(images, np.ones(len(images.seen), int), protocol)
+        images, kept = self._images()
+        return _curve(images, np.ones(len(kept), int), protocol)
 
     def report(self, protocol="exact", confidence=None):
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
@@ -122,9 +122,8 @@ class BiasSweep:
         """
         if confidence is not None and not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
-        images = _sort(*self._turns())
-        kept = self._kept()[0][images.order]
-        n, n_seen = len(images.seen), int(images.seen.sum())
+        images, kept = self._images()
+        n, n_seen = len(kept), int(images[2].sum())
         if n_seen in (0, n):
             warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
                           "is reported, the rest is nan", stacklevel=2)
@@ -134,7 +133,7 @@ class BiasSweep:
             draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(RESAMPLES))
             draws = np.sort([list(_metrics(images, draw, protocol, kept).values()) for draw in draws], axis=0)
             last = (~np.isnan(draws)).sum(0) - 1  # nan, from resamples without one half, comes last
-            for end, share in ("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2):
+            for end, share in zip(ENDS, (0.5 - confidence / 2, 0.5 + confidence / 2)):
                 rank = np.rint(share * last).astype(int).clip(0)
                 values |= {name + end: float(draws[rank[i], i]) for i, name in enumerate(list(values)[:len(last)])}
         return values | {"n_seen": n_seen, "n_unseen": n - n_seen, "topk": self.topk, "protocol": protocol}
@@ -168,25 +167,22 @@ class BiasSweep:
             raise ValueError("no images to evaluate: the set is empty, call update first")
         return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
 
-    def _turns(self):
+    def _images(self):
         kept, seen = self._kept()
-        return np.where(seen, kept[:, UP_TO], kept[:, ABOVE]), seen, kept[:, GAP]
-
-
-class _Images(NamedTuple):
-    order: np.ndarray  # (N,) by ascending `turn`
-    turn: np.ndarray  # (N,) the bias above which an image turns wrong, if its truth is seen, right, if it is unseen
-    seen: np.ndarray  # (N,)
-    tried: np.ndarray  # the images that give the biases of the published protocol
-    gap: np.ndarray  # these biases, ascending
+        images = _sort(np.where(seen, kept[:, UP_TO], kept[:, ABOVE]), seen, kept[:, GAP])
+        return images, kept[images[0]]
 
 
 def _sort(turn, seen, gap):
+    """Images (N,) by ascending `turn`, the bias above which they turn wrong if seen, right if not: order, turn, seen.
+
+    And of the published protocol: which of these images give the biases it tries, and these biases, ascending.
+    """
     order = np.argsort(turn)
     turn, seen, gap = turn[order], seen[order], gap[order]
     tried = np.flatnonzero(~seen & (turn < 1000))
     tried = tried[np.argsort(gap[tried], kind="stable")]
-    return _Images(order, turn, seen, tried, gap[tried] - 1e-4)
+    return order, turn, seen, tried, gap[tried] - 1e-4
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
@@ -204,18 +200,18 @@ def accuracy_at(sweep, bias):
     if np.isnan(bias):
         raise ValueError("bias must be a number, got nan: was it taken from a report without seen or unseen images?")
     kept, seen = sweep._kept()
-    values = {name: _accuracy(kept, i, bias, counted) for name, i, counted in (
-        ("seen", UP_TO, seen), ("unseen", UP_TO, ~seen), ("state_accuracy", STATE, seen | True),
-        ("object_accuracy", OBJECT, seen | True))}
+    parts = dict(seen=(UP_TO, seen), unseen=(UP_TO, ~seen), state_accuracy=(STATE, seen | True),
+                 object_accuracy=(OBJECT, seen | True))
+    values = {name: _accuracy(kept, i, bias, weights) for name, (i, weights) in parts.items()}
     return values | {"hm": float(_harmonic(values["seen"], values["unseen"]))}
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     """AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
 
-    `blocks`: iterable of (scores (B, P), target (B,)). At threshold t those of `candidates` (P,) remain that are seen or
-    have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the candidates that
-    the mask removes), `auc` and `auc_published`, top-1.
+    `blocks`: iterable of (scores (B, P), target (B,)). At threshold t those of `candidates` (P,) remain that are seen
+    or have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the candidates
+    that the mask removes), `auc` and `auc_published`, top-1.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape)
@@ -240,13 +236,24 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 
 
 def _by_level(whole, level, count, scores, target):
-    """Best seen score (B,), whether it is the truth's; best unseen at each threshold (B, T), the same; truth seen."""
+    """Best seen score (B,), whether it is the truth's; best unseen at each threshold (B, T), the same; truth seen (B,).
+
+    The best unseen are found among the most feasible sixteenth and the other columns above the best of these: few,
+    unless scores and feasibility contradict each other.
+    """
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     runs, starts = np.unique(level[columns], return_index=True)
+    runs, starts = (array[max(np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1, 0):] for array in (runs, starts))
 
     def reduce(block, top, target):
         seen_score, seen_column = _best(block, top, whole._groups[0], 1)
-        best = _best_by_level(block, level, count, columns, runs, starts)
+        best = np.full((len(block), count), -np.inf, block.dtype)
+        if len(columns):
+            best[:, runs] = np.maximum.reduceat(block.take(columns[starts[0]:], axis=1), starts - starts[0], axis=1)
+            rows, hits = np.divmod(np.flatnonzero(block > best.max(1, keepdims=True)), block.shape[1])
+            rows, hits = rows[level[hits] >= 0], hits[level[hits] >= 0]
+            np.maximum.at(best, (rows, level[hits]), block[rows, hits])
+            best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
         rows, own, wins = np.arange(len(block)), level[target], np.zeros(best.shape, bool)
         truth = block[rows, target]
         for i in np.flatnonzero((own >= 0) & (best[rows, own] == truth)):  # the truth wins while it is kept, but
@@ -256,23 +263,6 @@ def _by_level(whole, level, count, scores, target):
 
     *reduced, target = _each_block(scores, target, len(level), reduce)
     return *reduced, whole.seen[target]
-
-
-def _best_by_level(block, level, count, columns, runs, starts):
-    """The best score (B, T) of the columns kept at each threshold; `columns` by level, `runs` beginning at `starts`.
-
-    The most feasible sixteenth is gathered; of the other columns only those above its best can matter: a few, unless
-    scores and feasibility contradict each other.
-    """
-    best = np.full((len(block), count), -np.inf, block.dtype)
-    if len(columns):
-        tail = np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1
-        part = np.take(block, columns[starts[tail]:], axis=1)
-        best[:, runs[tail:]] = np.maximum.reduceat(part, starts[tail:] - starts[tail], axis=1)
-        rows, hits = np.divmod(np.flatnonzero(block > best.max(1, keepdims=True)), block.shape[1])
-        rows, hits = rows[level[hits] >= 0], hits[level[hits] >= 0]
-        np.maximum.at(best, (rows, level[hits]), block[rows, hits])
-    return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
 
 
 def _each_block(scores, target, p, work):
@@ -320,17 +310,15 @@ def _best(block, top, group, k):
     return best, where
 
 
-def _right(kept, i, bias):
-    """Which images (N,) are right at a bias: up to the one in column i and above the one in column i + 1."""
-    bias = np.nan_to_num(bias)  # infinite: beyond every crossing
-    return (bias <= kept[:, i]) | (bias > kept[:, i + 1])
-
-
 def _accuracy(kept, i, bias, weights):
-    """The share of the images, counted `weights` (N,) times, that are right at a bias; nan where that is not known."""
+    """The share of the images counted `weights` (N,) times that are right at a bias; nan where that is not known.
+
+    Right are those whose column i of what is kept is at least the bias, or whose column i + 1 is below it.
+    """
     if np.isnan(bias) or np.isnan(kept[0, i]) or not weights.any():
         return float("nan")
-    return float((_right(kept, i, bias) * weights).sum() / weights.sum())
+    bias = np.nan_to_num(bias)  # infinite: beyond every crossing
+    return float((((bias <= kept[:, i]) | (bias > kept[:, i + 1])) * weights).sum() / weights.sum())
 
 
 def _harmonic(a, b):
@@ -340,17 +328,18 @@ def _harmonic(a, b):
 
 def _curve(images, weights, protocol):
     """The Curve of images counted `weights` (N,) times."""
-    n_seen, n_unseen = weights[images.seen].sum(), weights[~images.seen].sum()
+    _, turn, seen, tried, gap = images
+    n_seen, n_unseen = weights[seen].sum(), weights[~seen].sum()
     if protocol == "exact":
-        bias = np.unique(np.append(-np.inf, images.turn[images.turn < np.inf]))
-        turned = np.searchsorted(images.turn, bias, "right")
+        bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
+        turned = np.searchsorted(turn, bias, "right")
     elif protocol == "published":
-        bias = np.repeat(images.gap, weights[images.tried])
+        bias = np.repeat(gap, weights[tried])
         bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
-        turned = np.searchsorted(images.turn, np.nan_to_num(bias), "left")
+        turned = np.searchsorted(turn, np.nan_to_num(bias), "left")
     else:
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
-    lost, gained = (np.append(0, np.cumsum(weights * half)) for half in (images.seen, ~images.seen))
+    lost, gained = (np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen))
     with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
         return Curve(bias, (n_seen - lost[turned]) / n_seen, gained[turned] / n_unseen)
 
@@ -401,7 +390,7 @@ def _array(name, values, kinds, shape, below=None):
 
 
 def load(files):
-    """Arrays by name, from .npz files and, memory-mapped, .npy files (their stem names them, else they are `scores`)."""
+    """Arrays by name from .npz files and, memory-mapped, .npy files (named by their stem, or else `scores`)."""
     arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
     for path in map(Path, files):
         try:
@@ -417,14 +406,14 @@ def load(files):
 
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
-    lines = [f"{'':30}" + "".join(f"{protocol:>25}" for protocol in reports)]
+    lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
     for name, value in reports["exact"].items():
-        if isinstance(value, float) and not name.endswith(("_low", "_high")):
-            scale, cells = 1 if name == "bias" else 100, [f"{name:30}"]
+        if isinstance(value, float) and not name.endswith(ENDS):
+            lines.append(f"{name:30}")
             for report in reports.values():
-                bounds = [f"{scale * report[name + end]:.2f}" for end in ("_low", "_high") if name + end in report]
-                cells.append(f"{scale * report[name]:.2f} " + (f"[{', '.join(bounds)}]" if bounds else ""))
-            lines.append("".join(cells))
+                keys = [key for key in (name, *map(name.__add__, ENDS)) if key in report]
+                value, *ends = (report[key] * (1 if name == "bias" else 100) for key in keys)
+                lines[-1] += "{:>25}".format(f"{value:.2f}" + (" [{:.2f}, {:.2f}]".format(*ends) if ends else ""))
     return "\n".join(lines)
 
 
@@ -434,8 +423,7 @@ def plot(sweep, path):
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("the plot needs matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(5, 4.5), layout="constrained").subplots()
     for protocol, style in zip(PROTOCOLS, ("-", "o--")):
         curve, report = sweep.curve(protocol), sweep.report(protocol)
         label = f"{protocol}: AUC {100 * report['auc']:.1f}, best HM {100 * report['best_hm']:.1f}"
@@ -444,20 +432,17 @@ def plot(sweep, path):
     axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)",
              title=f"top-{sweep.topk}; star: best harmonic mean", xlim=(0, None), ylim=(0, None))
     axes.legend(loc="lower left")
-    figure.savefig(path, dpi=150)
+    axes.figure.savefig(path, dpi=150)
 
 
 def write_compositions(sweep, bias, path):
     """A CSV row for each composition with images: its accuracy at bias 0, at `bias` and with the unseen only."""
-    kept, p = sweep._kept()[0], len(sweep.seen)
-    target = kept[:, TARGET].astype(int)
-    images = np.bincount(target, minlength=p)
-    right = [np.bincount(target[_right(kept, UP_TO, at)], minlength=p) for at in (0.0, bias, np.inf)]
+    kept, _ = sweep._kept()
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,accuracy_unseen_only"]
-    for c in np.flatnonzero(images):
-        pair = ("", "") if sweep.pairs is None else sweep.pairs[c]
-        row = c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), images[c], *(hits[c] / images[c] for hits in right)
-        lines.append(",".join(map(str, row)))
+    for c in np.unique(kept[:, TARGET]).astype(int):
+        pair, here = ("", "") if sweep.pairs is None else sweep.pairs[c], kept[:, TARGET] == c
+        shares = (_accuracy(kept, UP_TO, at, here) for at in (0.0, bias, np.inf))
+        lines.append(",".join(map(str, (c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), here.sum(), *shares))))
     Path(path).write_text("\n".join(lines) + "\n")
 
 
