@@ -36,7 +36,6 @@ import numpy as np
 BLOCK = 1 << 22  # bytes of scores worked on at a time: they stay in the cache between the passes over them
 THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
-RESAMPLES = 1000
 PROTOCOLS, ENDS = ("exact", "published"), ("_low", "_high")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
 
@@ -130,7 +129,7 @@ class BiasSweep:
         values = _metrics(images, np.ones(n, int), protocol, kept)
         if confidence is not None:
             random = np.random.default_rng(0)
-            draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(RESAMPLES))
+            draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(1000))
             draws = np.sort([list(_metrics(images, draw, protocol, kept).values()) for draw in draws], axis=0)
             last = (~np.isnan(draws)).sum(0) - 1  # nan, from resamples without one half, comes last
             for end, share in zip(ENDS, (0.5 - confidence / 2, 0.5 + confidence / 2)):
@@ -243,7 +242,8 @@ def _by_level(whole, level, count, scores, target):
     """
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     runs, starts = np.unique(level[columns], return_index=True)
-    runs, starts = (array[max(np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1, 0):] for array in (runs, starts))
+    tail = slice(max(np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1, 0), None)
+    runs, starts = runs[tail], starts[tail]
 
     def reduce(block, top, target):
         seen_score, seen_column = _best(block, top, whole._groups[0], 1)
@@ -407,13 +407,12 @@ def load(files):
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
     lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
-    for name, value in reports["exact"].items():
-        if isinstance(value, float) and not name.endswith(ENDS):
+    for name in [name for name, value in reports["exact"].items() if isinstance(value, float)]:
+        if not name.endswith(ENDS):
             lines.append(f"{name:30}")
             for report in reports.values():
-                keys = [key for key in (name, *map(name.__add__, ENDS)) if key in report]
-                value, *ends = (report[key] * (1 if name == "bias" else 100) for key in keys)
-                lines[-1] += "{:>25}".format(f"{value:.2f}" + (" [{:.2f}, {:.2f}]".format(*ends) if ends else ""))
+                value, low, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("", *ENDS))
+                lines[-1] += f"{value:.2f}{f' [{low:.2f}, {high:.2f}]' if name + '_low' in report else ''}".rjust(25)
     return "\n".join(lines)
 
 
@@ -425,13 +424,12 @@ def plot(sweep, path):
         raise ValueError("the plot needs matplotlib: pip install matplotlib") from None
     axes = Figure(figsize=(5, 4.5), layout="constrained").subplots()
     for protocol, style in zip(PROTOCOLS, ("-", "o--")):
-        curve, report = sweep.curve(protocol), sweep.report(protocol)
+        (_, seen, unseen), report = sweep.curve(protocol), sweep.report(protocol)
         label = f"{protocol}: AUC {100 * report['auc']:.1f}, best HM {100 * report['best_hm']:.1f}"
-        line, = axes.plot(100 * curve.unseen, 100 * curve.seen, style, markersize=3, linewidth=1.2, label=label)
+        line, = axes.plot(100 * unseen, 100 * seen, style, markersize=3, linewidth=1.2, label=label)
         axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14, color=line.get_color())
-    axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)",
-             title=f"top-{sweep.topk}; star: best harmonic mean", xlim=(0, None), ylim=(0, None))
-    axes.legend(loc="lower left")
+    axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)", xlim=0, ylim=0)
+    axes.legend(title=f"top-{sweep.topk}, star: best HM", loc="lower left")
     axes.figure.savefig(path, dpi=150)
 
 
@@ -471,14 +469,12 @@ def main(argv=None):
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     if options.json:
-        clean = {protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
-                            for name, value in report.items()} for protocol, report in reports.items()}
-        print(json.dumps(clean, indent=1))
-        return
-    n_seen, n_unseen, of_seen = reports["exact"]["n_seen"], reports["exact"]["n_unseen"], sweep._groups[0].sum()
-    print(f"{n_seen + n_unseen:,} images, {n_seen:,} of seen and {n_unseen:,} of unseen compositions; top-{sweep.topk}; "
-          f"{sweep.candidates.sum():,} candidates ({of_seen:,} seen) of {len(sweep.seen):,} compositions; percent")
-    print(table(reports))
+        print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
+                                     for name, value in report.items()} for protocol, report in reports.items()}))
+    else:
+        print("{n_seen:,} images of seen and {n_unseen:,} of unseen compositions; ".format(**reports["exact"])
+              + f"{sweep.candidates.sum():,} candidates ({sweep._groups[0].sum():,} seen) of {len(sweep.seen):,} "
+              f"compositions; top-{sweep.topk}; percent", table(reports), sep="\n")
 
 
 if __name__ == "__main__":

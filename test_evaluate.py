@@ -414,7 +414,7 @@ def test_script_table_json_and_files(saved, capsys):
     folder, arrays = saved
     module.main([str(folder / "scores.npz"), "--confidence", "0.9", "--topk", "2"])
     text = capsys.readouterr().out
-    assert "60 images" in text and f"{arrays['candidates'].sum()} candidates (" in text and "exact" in text
+    assert "27 images of seen and 33 of unseen" in text and f"{arrays['candidates'].sum()} candidates (" in text and "exact" in text
     auc = evaluate(**arrays, topk=2)["auc"]
     assert f"{100 * auc:.2f} [" in text
     module.main([str(folder / "scores.npz"), "--json", "--per-composition", str(folder / "out.csv")])
