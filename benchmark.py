@@ -18,6 +18,42 @@ def timed(*functions, repeat=5):
     return [sorted(taken)[len(taken) // 2] for taken in seconds]
 
 
+def bench_evaluate(repeat):
+    """One exact evaluation at MIT-States size beside one argmax of the scores, the direct form, and 50 thresholds."""
+    import tracemalloc
+
+    import numpy as np
+
+    from evaluate import BiasSweep, evaluate, threshold_sweep
+
+    def direct(biases=21):  # one masked argmax pass a bias, in blocks
+        for bias in np.linspace(-1, 1, biases, dtype=np.float32):
+            offset = np.where(seen, np.float32(0), bias)
+            for start in range(0, n, 64):
+                (scores[start:start + 64] + offset).argmax(1)
+
+    rng, n, p = np.random.default_rng(0), 12995, 28175
+    scores = rng.random((n, p), dtype=np.float32)
+    seen = np.zeros(p, bool)
+    seen[rng.choice(p, 1262, replace=False)] = True
+    target = np.where(rng.random(n) < 0.3, scores.argmax(1), rng.integers(p, size=n))
+    feasibility, thresholds = rng.random(p), np.linspace(0, 1, 50)
+    sweep = BiasSweep(seen)
+    tracemalloc.start()
+    sweep.update(scores, target)
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for kind in "random scores", "seen ahead in every row":
+        one, whole, levels = timed(lambda: scores.argmax(axis=1), lambda: evaluate(scores, target, seen),
+                                   lambda: threshold_sweep([(scores, target)], seen, feasibility, thresholds), repeat=repeat)
+        print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / one:.1f} argmax passes ({one * 1e3:.0f} ms)")
+        print(f"50 thresholds: {levels * 1e3:.0f} ms, {levels / whole:.1f} evaluations")
+        scores[:, seen] += 0.5
+    slow, whole, resampled = timed(direct, lambda: evaluate(scores, target, seen), lambda: sweep.report(confidence=0.95), repeat=1)
+    print(f"direct form, 21 biases: {slow:.1f} s, {slow / whole:.0f} times as long; {memory / 1e6:.0f} MB beside the scores")
+    print(f"1,000 bootstrap resamples: {resampled:.1f} s")
+
+
 def bench_feasibility(repeat):
     """Feasibility of every composition: feasibility_scores beside a double loop over them, on the real pair lists if at hand."""
     import tracemalloc
@@ -103,6 +139,52 @@ def bench_step(repeat):
           f"{ours / (omega + phi + softmax):.2f} times their sum")
 
 
+def bench_run(repeat):
+    """An open-world run of MIT-States' size on made-up features, feasibility and validation every epoch; on a CPU, 2 of 300 epochs."""
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+    import torch
+
+    from compcos import CompCos, objective
+    from features import pick_device
+    from feasibility import read_pairs
+    from train import fit, selection, sweep
+
+    S, O, device = 115, 245, pick_device()
+    random = np.random.default_rng(0)
+    known, unseen = np.zeros(S * O, bool), None
+    folder = Path(__file__).parent / "../shared/data/splits/mit-states"
+    if folder.exists():
+        lists = [read_pairs(folder / f"{name}_pairs.txt") for name in ("train", "all")]
+        states, objects = (sorted(set(column)) for column in zip(*lists[1]))
+        codes = [np.array([states.index(s) * O + objects.index(o) for s, o in pairs]) for pairs in lists]
+        known[codes[0]] = True
+        unseen = random.choice(np.setdiff1d(codes[1], codes[0]), 300, replace=False)
+    else:
+        known[random.choice(S * O, 1262, replace=False)] = True
+        unseen = random.choice(np.flatnonzero(~known), 300, replace=False)
+    targets = {"train": random.choice(np.flatnonzero(known), 30338), "val": random.choice([*np.flatnonzero(known), *unseen], 10420)}
+    features = {phase: torch.randn(len(target), 512, device=device) for phase, target in targets.items()}
+    seen, everything = known.reshape(S, O), dict(open=np.ones(S * O, bool))
+    model = CompCos(random.normal(size=(S, 600)), random.normal(size=(O, 600)), 512).to(device)
+    loss, after_epoch = objective(model, seen)
+    epochs, moments = (300 if device.type == "cuda" else 2), [time.perf_counter()]
+
+    def validate():
+        value = selection(sweep(model, features["val"], targets["val"], seen, everything)["open"][0].report())
+        moments.append(time.perf_counter())
+        return value
+
+    with tempfile.TemporaryDirectory() as out:
+        fit(model, loss, features["train"], torch.as_tensor(targets["train"], device=device), validate, epochs=epochs,
+            batch_size=128, lr=5e-5, weight_decay=5e-5, seed=0, out=Path(out), settings={}, after_epoch=after_epoch)
+    moments.append(time.perf_counter())
+    print(f"run, MIT-States' size ({'real' if folder.exists() else 'random'} pairs), {device}: {epochs} epochs of 238 steps in "
+          f"{moments[-1] - moments[0]:.1f} s (first {moments[1] - moments[0]:.2f} s, then {(moments[-2] - moments[1]) / (epochs - 1):.3f} s each)")
+
+
 def bench_words(repeat):
     """The vectors of 1,000 of 200,000 words from word2vec's and GloVe's formats, beside reading the file alone."""
     import tempfile
@@ -174,6 +256,48 @@ def bench_features(repeat):
     bound, words = (first + second, "their sum") if cpu else (max(first, second), "the larger")
     print(f"features ({device}, {features._cores()} cores): images/s decoding {count / first:,.0f}, "
           f"network {count / second:,.0f}, both {count / together:,.0f}; {together / bound:.2f} times {words}")
+
+
+def bench_baselines(repeat):
+    """Scores of all 28,175 compositions of MIT-States for 128 images, and TMN's training step, beside the direct forms."""
+    import resource
+
+    import torch
+
+    from baselines import MODELS
+    from test_baselines import DIRECT, direct_tmn_loss, published
+
+    S, O, D, F, B = 115, 245, 300, 512, 128
+    torch.manual_seed(0)
+    features, seen = torch.randn(B, F), torch.zeros(S * O, dtype=torch.bool)
+    seen[torch.randperm(S * O)[:1262]] = True
+    models = {name: model(torch.randn(S, D), torch.randn(O, D), F, seen.view(S, O)) for name, model in MODELS.items()}
+    torch.nn.init.normal_(models["tmn"].gates.weight, 0, 0.1)  # gates that differ
+    pairs = torch.cartesian_prod(torch.arange(S), torch.arange(O))
+
+    def peak():
+        return f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+
+    with torch.no_grad():
+        for name, model in models.items():
+            model.eval()
+            parameters, once = published(model), model.compositions()
+            model.score(features, once)
+            memory, part = peak(), pairs[::100] if name == "tmn" else pairs  # the direct TMN takes a minute or two for all
+            ours, direct, before = timed(lambda: model.score(features, once), lambda: DIRECT[name](parameters, features, part),
+                                         model.compositions, repeat=repeat)
+            direct *= len(pairs) / len(part)
+            print(f"{name} scores: {1e3 * ours:.0f} ms (compositions, once: {1e3 * before:.0f}), {memory}; direct "
+                  f"{1e3 * direct:.0f} ms{'' if part is pairs else ' (from 1 in 100)'}, {direct / ours:.1f} times as long")
+    model = models["tmn"].train()
+    target = seen.nonzero()[torch.randint(1262, (B,)), 0]
+    negatives = model.negatives(target, 600)
+    columns = torch.cat([target[:, None], negatives], 1)
+    model.loss(features, target, negatives).backward()
+    memory, chosen = peak(), torch.stack([columns // O, columns % O], 2)
+    ours, direct = timed(lambda: model.loss(features, target, negatives).backward(),
+                         lambda: direct_tmn_loss(published(model), features, chosen).backward(), repeat=repeat)
+    print(f"tmn training step, 600 negatives: {ours:.2f} s, {memory}; direct {direct:.2f} s, {peak()}, {direct / ours:.1f} times as long")
 
 
 def main(argv=None):
