@@ -73,9 +73,9 @@ class BiasSweep:
         self._parts = []  # (B, 8) each
 
     def update(self, scores, target):
-        """Add B images: `scores` (B, P), real, any layout, higher is better; `target` (B,) int, the true columns.
+        """Add B images: `scores` (B, P), any real dtype and layout, higher is better; `target` (B,), the true columns.
 
-        The scores are neither changed nor kept. A ValueError names the row; then nothing of this call was added.
+        The scores are neither changed nor kept. A ValueError names the row; nothing of that call is added.
         """
         self._keep(*_each_block(scores, target, len(self.seen), lambda block, top, _: (
             *_best(block, top, self._groups[0], self.topk), *_best(block, top, self._groups[1], self.topk))))
@@ -108,8 +108,8 @@ class BiasSweep:
 
     def curve(self, protocol="exact"):
         """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
-        images, kept = self._images()
-        return _curve(images, np.ones(len(kept), int), protocol)
+        turn, seen, kept = self._images()
+        return _curve(turn, seen, kept[:, GAP], np.ones(len(turn), int), protocol)
 
     def report(self, protocol="exact", confidence=None):
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
@@ -121,16 +121,16 @@ class BiasSweep:
         """
         if confidence is not None and not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
-        images, kept = self._images()
-        n, n_seen = len(kept), int(images[2].sum())
+        images = self._images()
+        n, n_seen = len(images[1]), int(images[1].sum())
         if n_seen in (0, n):
             warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
                           "is reported, the rest is nan", stacklevel=2)
-        values = _metrics(images, np.ones(n, int), protocol, kept)
+        values = _metrics(*images, np.ones(n, int), protocol)
         if confidence is not None:
             random = np.random.default_rng(0)
             draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(1000))
-            draws = np.sort([list(_metrics(images, draw, protocol, kept).values()) for draw in draws], axis=0)
+            draws = np.sort([list(_metrics(*images, draw, protocol).values()) for draw in draws], axis=0)
             last = (~np.isnan(draws)).sum(0) - 1  # nan, from resamples without one half, comes last
             for end, share in zip(ENDS, (0.5 - confidence / 2, 0.5 + confidence / 2)):
                 rank = np.rint(share * last).astype(int).clip(0)
@@ -167,21 +167,11 @@ class BiasSweep:
         return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
 
     def _images(self):
+        """In the order of the bias above which an image turns wrong, if it is seen, or right: that bias, seen, kept."""
         kept, seen = self._kept()
-        images = _sort(np.where(seen, kept[:, UP_TO], kept[:, ABOVE]), seen, kept[:, GAP])
-        return images, kept[images[0]]
-
-
-def _sort(turn, seen, gap):
-    """Images (N,) by ascending `turn`, the bias above which they turn wrong if seen, right if not: order, turn, seen.
-
-    And of the published protocol: which of these images give the biases it tries, and these biases, ascending.
-    """
-    order = np.argsort(turn)
-    turn, seen, gap = turn[order], seen[order], gap[order]
-    tried = np.flatnonzero(~seen & (turn < 1000))
-    tried = tried[np.argsort(gap[tried], kind="stable")]
-    return order, turn, seen, tried, gap[tried] - 1e-4
+        turn = np.where(seen, kept[:, UP_TO], kept[:, ABOVE])
+        order = np.argsort(turn)
+        return turn[order], seen[order], kept[order]
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
@@ -226,8 +216,10 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     def areas(i):  # as BiasSweep does it, for k = 1
         with np.errstate(invalid="ignore"):
             cross = best_seen - best[:, i]
-        images = _sort(np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf)), seen, cross)
-        return [_area(_curve(images, np.ones(len(seen), int), protocol), protocol) for protocol in PROTOCOLS]
+        turn = np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf))
+        order = np.argsort(turn)
+        images = turn[order], seen[order], cross[order], np.ones(len(seen), int)
+        return [_area(_curve(*images, protocol), protocol) for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array([*pool.map(areas, range(len(steps)))]).reshape(-1, 2)[inverse].T
@@ -311,10 +303,7 @@ def _best(block, top, group, k):
 
 
 def _accuracy(kept, i, bias, weights):
-    """The share of the images counted `weights` (N,) times that are right at a bias; nan where that is not known.
-
-    Right are those whose column i of what is kept is at least the bias, or whose column i + 1 is below it.
-    """
+    """The share of the images counted `weights` (N,) times that are right at a bias, as BiasSweep._keep says; or nan."""
     if np.isnan(bias) or np.isnan(kept[0, i]) or not weights.any():
         return float("nan")
     bias = np.nan_to_num(bias)  # infinite: beyond every crossing
@@ -322,19 +311,18 @@ def _accuracy(kept, i, bias, weights):
 
 
 def _harmonic(a, b):
-    """2ab / (a + b), 0 where both are 0."""
-    return 2 * a * b / np.maximum(a + b, np.finfo(float).tiny)
+    return 2 * a * b / np.maximum(a + b, np.finfo(float).tiny)  # 0 where both are 0
 
 
-def _curve(images, weights, protocol):
-    """The Curve of images counted `weights` (N,) times."""
-    _, turn, seen, tried, gap = images
+def _curve(turn, seen, gap, weights, protocol):
+    """The Curve of images (N,) counted `weights` times, in the order of BiasSweep._images."""
     n_seen, n_unseen = weights[seen].sum(), weights[~seen].sum()
     if protocol == "exact":
         bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
         turned = np.searchsorted(turn, bias, "right")
     elif protocol == "published":
-        bias = np.repeat(gap, weights[tried])
+        tried = ~seen & (turn < 1000)  # unseen and right at bias 1000
+        bias = np.sort(np.repeat(gap[tried], weights[tried])) - 1e-4
         bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
         turned = np.searchsorted(turn, np.nan_to_num(bias), "left")
     else:
@@ -350,9 +338,9 @@ def _area(curve, protocol):
     return float(area + (protocol == "exact") * curve.seen[0] * curve.unseen[0])
 
 
-def _metrics(images, weights, protocol, kept):
-    """The metrics of a report for images counted `weights` (N,) times; `kept` (N, 8) in their order."""
-    curve, nan = _curve(images, weights, protocol), float("nan")
+def _metrics(turn, seen, kept, weights, protocol):
+    """The metrics of a report for images (N,) counted `weights` times, in the order of BiasSweep._images."""
+    curve, nan = _curve(turn, seen, kept[:, GAP], weights, protocol), float("nan")
     values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=float(curve.seen.max()),
                   best_unseen=float(curve.unseen.max()), hm_seen=nan, hm_unseen=nan, bias=nan)
     if not np.isnan(values["auc"]):
@@ -461,6 +449,13 @@ def main(argv=None):
         sweep = BiasSweep(**arrays, topk=options.topk)
         sweep.update(scores, target)
         reports = {protocol: sweep.report(protocol, options.confidence) for protocol in PROTOCOLS}
+        if options.json:
+            print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
+                                         for name, value in report.items()} for protocol, report in reports.items()}))
+        else:
+            print("{n_seen:,} images of seen and {n_unseen:,} of unseen compositions; ".format(**reports["exact"])
+                  + f"{sweep.candidates.sum():,} candidates ({sweep._groups[0].sum():,} seen) of {len(sweep.seen):,} "
+                  f"compositions; top-{sweep.topk}; percent", table(reports), sep="\n")
         if options.per_composition:
             write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
         if options.plot:
@@ -468,13 +463,6 @@ def main(argv=None):
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    if options.json:
-        print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
-                                     for name, value in report.items()} for protocol, report in reports.items()}))
-    else:
-        print("{n_seen:,} images of seen and {n_unseen:,} of unseen compositions; ".format(**reports["exact"])
-              + f"{sweep.candidates.sum():,} candidates ({sweep._groups[0].sum():,} seen) of {len(sweep.seen):,} "
-              f"compositions; top-{sweep.topk}; percent", table(reports), sep="\n")
 
 
 if __name__ == "__main__":
