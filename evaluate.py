@@ -38,6 +38,7 @@ THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 PROTOCOLS, ENDS = ("exact", "published"), ("_low", "_high")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
+PRIMITIVES = (STATE, "state_accuracy"), (OBJECT, "object_accuracy")
 
 
 class Curve(NamedTuple):
@@ -62,8 +63,7 @@ class BiasSweep:
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
-        self.seen = _array("seen", seen, "b", (None,)).copy()
-        p = len(self.seen)
+        self.seen, p = _array("seen", seen, "b", (None,)).copy(), np.size(seen)
         self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,)).copy()
         self.pairs = None if pairs is None else _array("pairs", pairs, "iu", (p, 2))
         self.topk = int(_array("topk", topk, "iu", ()))
@@ -81,10 +81,10 @@ class BiasSweep:
             *_best(block, top, self._groups[0], self.topk), *_best(block, top, self._groups[1], self.topk))))
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Add B images already reduced to the k best seen and k best unseen candidates; target (B,).
+        """Add B images already reduced to the k best seen and k best unseen candidates, (B, k) each; target (B,).
 
-        Scores and columns (B, k), best first, padded with -inf where a group has fewer than k candidates. Equal scores
-        must stand in the order of their columns for the results of `update`; a GPU's topk may not do that.
+        Best first, scores padded with -inf where a group has fewer than k candidates. Equal scores must stand in the
+        order of their columns to give what `update` gives; a GPU's topk may not do that.
         """
         target, kept = _array("target", target, "iu", (None,), len(self.seen)), []
         given = ("seen", seen_scores, seen_columns), ("unseen", unseen_scores, unseen_columns)
@@ -159,16 +159,12 @@ class BiasSweep:
                 part[:, at] = np.where(match.any(1), turns[np.arange(len(match)), match.argmax(1)], never)
         self._parts.append(part)
 
-    def _kept(self):
-        """All that is kept (N, 8), and whether the truth is seen (N,)."""
-        self._parts = [np.concatenate(self._parts or [np.empty((0, 8))])]
-        if not len(self._parts[0]):
-            raise ValueError("no images to evaluate: the set is empty, call update first")
-        return self._parts[0], self.seen[self._parts[0][:, TARGET].astype(int)]
-
     def _images(self):
         """In the order of the bias above which an image turns wrong, if it is seen, or right: that bias, seen, kept."""
-        kept, seen = self._kept()
+        kept = np.concatenate(self._parts or [np.empty((0, 8))])
+        if not len(kept):
+            raise ValueError("no images to evaluate: the set is empty, call update first")
+        self._parts, seen = [kept], self.seen[kept[:, TARGET].astype(int)]
         turn = np.where(seen, kept[:, UP_TO], kept[:, ABOVE])
         order = np.argsort(turn)
         return turn[order], seen[order], kept[order]
@@ -182,16 +178,16 @@ def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, proto
 
 
 def accuracy_at(sweep, bias):
-    """What a user gets who fixes the bias in advance, say to the best of validation: no oracle chooses it on the test.
+    """What a user gets who fixes the bias in advance, say to validation's best: no oracle chooses it on the test images.
 
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
     if np.isnan(bias):
         raise ValueError("bias must be a number, got nan: was it taken from a report without seen or unseen images?")
-    kept, seen = sweep._kept()
-    parts = dict(seen=(UP_TO, seen), unseen=(UP_TO, ~seen), state_accuracy=(STATE, seen | True),
-                 object_accuracy=(OBJECT, seen | True))
-    values = {name: _accuracy(kept, i, bias, weights) for name, (i, weights) in parts.items()}
+    _, seen, kept = sweep._images()
+    values = {name: _accuracy(kept, UP_TO, bias, half) for name, half in (("seen", seen), ("unseen", ~seen))}
+    for i, name in PRIMITIVES:
+        values[name] = _accuracy(kept, i, bias, np.ones(len(kept)))
     return values | {"hm": float(_harmonic(values["seen"], values["unseen"]))}
 
 
@@ -211,7 +207,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     removed = (level[whole._groups[1]] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
     level[~whole._groups[1]] = -1
     kept = [_by_level(whole, level, len(steps), *block) for block in blocks]
-    best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._kept()
+    best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._images()
 
     def areas(i):  # as BiasSweep does it, for k = 1
         with np.errstate(invalid="ignore"):
@@ -258,10 +254,7 @@ def _by_level(whole, level, count, scores, target):
 
 
 def _each_block(scores, target, p, work):
-    """The arrays that work(block, top, target) returns for blocks of rows, concatenated, and all targets.
-
-    Scores (B, p) and targets (B,) are checked; a block is contiguous; top is the column of each row's best.
-    """
+    """What work(block, top, target) returns for blocks of rows, concatenated; top: columns of the rows' best; targets."""
     scores = _array("scores", scores, "fiu", (None, p))
     target = _array("target", target, "iu", (len(scores),), p)
     kind = np.promote_types(scores.dtype, np.float32)
@@ -303,7 +296,7 @@ def _best(block, top, group, k):
 
 
 def _accuracy(kept, i, bias, weights):
-    """The share of the images counted `weights` (N,) times that are right at a bias, as BiasSweep._keep says; or nan."""
+    """The share of images (N,) counted `weights` times that are right at a bias (see BiasSweep._keep), or nan."""
     if np.isnan(bias) or np.isnan(kept[0, i]) or not weights.any():
         return float("nan")
     bias = np.nan_to_num(bias)  # infinite: beyond every crossing
@@ -349,7 +342,7 @@ def _metrics(turn, seen, kept, weights, protocol):
         values |= dict(best_hm=float(hm[i]), hm_seen=float(curve.seen[i]), hm_unseen=float(curve.unseen[i]),
                        bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
     for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
-        for i, name in (STATE, "state_accuracy"), (OBJECT, "object_accuracy"):
+        for i, name in PRIMITIVES:
             values[name + when] = _accuracy(kept, i, bias, weights)
     return values
 
@@ -357,10 +350,10 @@ def _metrics(turn, seen, kept, weights, protocol):
 def _inside(bias, i):
     """A finite bias at which entry i of an exact curve holds: midway to the next one where there is one."""
     low, high = bias[i], bias[i + 1] if i + 1 < len(bias) else np.inf
-    if np.isinf(low) or np.isinf(high):
-        return float(max(low + 1, np.nextafter(low, np.inf)) if low > -np.inf else min(high - 1, 0.0))
+    if low == -np.inf or high == np.inf:
+        return float(max(low + 1, np.nextafter(low, high)) if low > -np.inf else min(high - 1, 0.0))
     middle = low / 2 + high / 2
-    return float(middle if low < middle <= high else high)
+    return float(middle if low < middle else high)  # neighbouring floats: the entry holds at high
 
 
 def _array(name, values, kinds, shape, below=None):
@@ -395,8 +388,8 @@ def load(files):
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
     lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
-    for name in [name for name, value in reports["exact"].items() if isinstance(value, float)]:
-        if not name.endswith(ENDS):
+    for name, value in reports["exact"].items():
+        if isinstance(value, float) and not name.endswith(ENDS):
             lines.append(f"{name:30}")
             for report in reports.values():
                 value, low, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("", *ENDS))
@@ -423,7 +416,7 @@ def plot(sweep, path):
 
 def write_compositions(sweep, bias, path):
     """A CSV row for each composition with images: its accuracy at bias 0, at `bias` and with the unseen only."""
-    kept, _ = sweep._kept()
+    kept = sweep._images()[2]
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,accuracy_unseen_only"]
     for c in np.unique(kept[:, TARGET]).astype(int):
         pair, here = ("", "") if sweep.pairs is None else sweep.pairs[c], kept[:, TARGET] == c

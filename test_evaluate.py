@@ -256,7 +256,9 @@ def test_bootstrap_is_that_of_repeated_images():
     scores, target, seen, candidates, pairs = problem(np.random.default_rng(8), "ties", n=60)
     sweep = sweep_of(scores, target, seen, candidates=candidates, pairs=pairs, topk=2)
     rng = np.random.default_rng(0)
-    order = np.argsort(np.where(seen[target], *sweep._kept()[0][:, :2].T))  # up to which, above which bias it is right
+    turn, _, kept = sweep._images()
+    order = np.argsort(np.where(seen[target], *sweep._parts[0][:, :2].T))
+    assert np.array_equal(kept[:, module.TARGET], target[order]) and (turn[1:] >= turn[:-1]).all()
     for protocol in PROTOCOLS:
         for _ in range(5):
             weights = rng.multinomial(60, np.full(60, 1 / 60))
