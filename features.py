@@ -53,8 +53,10 @@ def _thumbnail(image):
 
 def _normalise(crops):
     """(B,224,224,3) uint8 -> (B,3,224,224) float32, channels last in memory; torchvision's operations in its order."""
-    mean, std = (torch.tensor(numbers, device=crops.device).view(3, 1, 1) for numbers in (MEAN, STD))
-    return crops.permute(0, 3, 1, 2).float().div_(255).sub_(mean).div_(std)
+    batch = crops.permute(0, 3, 1, 2).float().div_(255)
+    for channel, mean, std in zip(batch.unbind(1), MEAN, STD):  # plain numbers: a GPU need not wait for tensors of them
+        channel.sub_(mean).div_(std)
+    return batch
 
 
 def preprocess(image):
@@ -195,9 +197,10 @@ def _batches(files, backbone, device, batch_size, upright):
     """Of the images {name: path}, yield batch by batch {name: feature (F,) float32} and {name: why it cannot be read}.
 
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it decodes and resizes), and
-    features are fetched one batch late, so that a GPU need not wait for Python.
+    features are fetched when the next batch is under way, so that a GPU need not wait for Python.
     """
     names, device, broken = list(files), pick_device(device), 0
+    gpu = device.type == "cuda"
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
     shrink, shape, network = _crop, (224, 224, 3), lambda crops: backbone(_normalise(crops))
@@ -208,7 +211,7 @@ def _batches(files, backbone, device, batch_size, upright):
 
     def decode(first):
         some = names[first:first + batch_size]
-        crops = torch.empty((len(some), *shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        crops = torch.empty((len(some), *shape), dtype=torch.uint8, pin_memory=gpu)
         return some, crops, [pool.submit(_decode, files[name], crop, shrink, upright)
                              for name, crop in zip(some, crops.numpy())]
 
@@ -218,15 +221,19 @@ def _batches(files, backbone, device, batch_size, upright):
         good = [name for name in some if name not in bad]
         crops = crops[[name not in bad for name in some]] if bad else crops
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-            return good, network(crops.to(device, non_blocking=True)) if good else torch.zeros(0, 0), bad
+            features = network(crops.to(device, non_blocking=gpu)).float() if good else torch.zeros(0, 0)
+            features = features.to("cpu", non_blocking=gpu)
+        return good, features, bad, torch.cuda.current_stream(device).record_event() if gpu else None
 
     workers = _cores()
     with ThreadPoolExecutor(workers) as pool, common.Progress("extracting", len(names), "images") as progress:
         decoded = _behind(map(decode, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
-        for good, features, bad in _behind(map(launch, decoded), 1):
+        for good, features, bad, copied in _behind(map(launch, decoded), 1):
+            if copied:
+                copied.synchronize()
             if features.ndim != 2 or len(features) != len(good):
                 raise ValueError(f"the backbone makes {tuple(features.shape)} of {len(good)} images, not (B, F)")
-            yield dict(zip(good, features.float().cpu().numpy())), bad
+            yield dict(zip(good, features.numpy())), bad
             broken += len(bad)
             progress.update(len(good) + len(bad), note=f"{broken:,} cannot be read" if broken else "")
 
@@ -316,8 +323,6 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype):
     todo = {name: path for name, path in files.items() if name not in rows}
     if not todo:
         return rows, broken
-    if not os.access(dataset.folder, os.W_OK):
-        raise PermissionError(f"{dataset.folder}: not writable, but the features must be kept there")
     dtype = dtype or next((feature.dtype for feature in rows.values()), np.float32)
 
     def save():
@@ -355,11 +360,13 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     found = [path for name in ("features.npz", "resnet18_featurers.t7") if (path := dataset.folder / name).exists()]
     source = file or next(iter(found), None)
     stored = _stored(source) if source else {}
-    there = any(dataset.path(name).exists() for name in names)
-    if not source and not there:
-        raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of {len(names):,} images; put "
-                                "them there, or give --features FILE")
-    if not source or file is None and "stamps" in stored and there:
+    ours = not source or file is None and "stamps" in stored
+    if ours and not any(dataset.path(name).exists() for name in names):
+        ours = False  # a cache that travelled without its images is taken as it is
+        if not source:
+            raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of {len(names):,} images; "
+                                    "put them there, or give --features FILE")
+    if ours:
         rows, broken = _refresh(dataset, names, weights=weights, device=device, batch_size=batch_size,
                                 upright=respect_orientation, dtype=dtype)
         about, where = _key(weights, respect_orientation), ""
