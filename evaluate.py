@@ -2,8 +2,7 @@
 
 An image is predicted as the best candidate of `score + bias * [unseen]`: a low bias favours the compositions seen in
 training, a high one the unseen. Over all biases, seen against unseen accuracy is a curve with an area (AUC) and a best
-harmonic mean (HM). It changes only where the best seen and best unseen scores of an image cross: scores are read once,
-in blocks, eight numbers an image are kept, and the whole sweep is one sort of them.
+harmonic mean (HM). It changes only where an image's best seen and unseen scores cross, so eight numbers an image do.
 
 Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
 T thresholds. Accuracies are fractions. Ties go to the lower column, seen before unseen. Two protocols: `exact` tries
@@ -33,11 +32,12 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-BLOCK = 1 << 22  # bytes of scores worked on at a time: they stay in the cache between the passes over them
+BLOCK = 1 << 22  # bytes of scores at a time: they stay in the cache between the passes over them
 THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 PROTOCOLS, ENDS = ("exact", "published"), ("_low", "_high")
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
+KINDS = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}
 PRIMITIVES = (STATE, "state_accuracy"), (OBJECT, "object_accuracy")
 
 
@@ -109,15 +109,15 @@ class BiasSweep:
     def curve(self, protocol="exact"):
         """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
         turn, seen, kept = self._images()
-        return _curve(turn, seen, kept[:, GAP], np.ones(len(turn), int), protocol)
+        return _curve(turn, seen, kept[:, GAP], np.ones(len(turn), int), protocol)[0]
 
     def report(self, protocol="exact", confidence=None):
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
 
-        `auc, best_hm, best_seen, best_unseen`; `hm_seen, hm_unseen, bias` at the best HM; `state_accuracy,
-        object_accuracy` at bias 0, `..._at_best_hm` and `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk,
-        protocol`. With `confidence=0.95` also `<metric>_low` and `<metric>_high`: percentiles over 1,000 bootstrap
-        resamples of the images, seeded. Without seen or without unseen images one UserWarning says so.
+        `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at bias 0 `state_accuracy,
+        object_accuracy`, also `..._at_best_hm` and `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk, protocol`;
+        with a confidence as 0.95 `<metric>_low` and `<metric>_high`, percentiles over 1,000 seeded bootstrap resamples
+        of the images. Without seen or without unseen images one UserWarning says so.
         """
         if confidence is not None and not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
@@ -141,8 +141,8 @@ class BiasSweep:
         """Reduce the (B, k) best of both groups, padded with -inf and column -1, to what decides at every bias.
 
         Seen rank i and unseen rank k-1-i compete for one place of the top k: the seen holds it for biases up to
-        cross[:, i]. So composition, state and object are each right up to one bias (-inf: none) and above another (inf:
-        none), which fill two columns; the state's and object's are nan where they are not known.
+        cross[:, i]. So composition, state and object (nan if not known) are each right up to one bias (-inf: at none)
+        and above another (inf: at none): two columns each.
         """
         part = np.full((len(target), 8), np.nan)
         own = np.where(unseen_columns == target[:, None], unseen_scores, -np.inf).max(1)
@@ -178,7 +178,7 @@ def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, proto
 
 
 def accuracy_at(sweep, bias):
-    """What a user gets who fixes the bias in advance, say to validation's best: no oracle chooses it on the test images.
+    """What a user gets who fixes the bias in advance, say to validation's best; the oracle's choice is not his.
 
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
@@ -186,8 +186,7 @@ def accuracy_at(sweep, bias):
         raise ValueError("bias must be a number, got nan: was it taken from a report without seen or unseen images?")
     _, seen, kept = sweep._images()
     values = {name: _accuracy(kept, UP_TO, bias, half) for name, half in (("seen", seen), ("unseen", ~seen))}
-    for i, name in PRIMITIVES:
-        values[name] = _accuracy(kept, i, bias, np.ones(len(kept)))
+    values |= {name: _accuracy(kept, i, bias, np.ones(len(kept))) for i, name in PRIMITIVES}
     return values | {"hm": float(_harmonic(values["seen"], values["unseen"]))}
 
 
@@ -215,7 +214,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         turn = np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf))
         order = np.argsort(turn)
         images = turn[order], seen[order], cross[order], np.ones(len(seen), int)
-        return [_area(_curve(*images, protocol), protocol) for protocol in PROTOCOLS]
+        return [_curve(*images, protocol)[1] for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array([*pool.map(areas, range(len(steps)))]).reshape(-1, 2)[inverse].T
@@ -254,7 +253,7 @@ def _by_level(whole, level, count, scores, target):
 
 
 def _each_block(scores, target, p, work):
-    """What work(block, top, target) returns for blocks of rows, concatenated; top: columns of the rows' best; targets."""
+    """What work(block, top, target) returns for blocks of rows, joined, and target; top: columns of the rows' best."""
     scores = _array("scores", scores, "fiu", (None, p))
     target = _array("target", target, "iu", (len(scores),), p)
     kind = np.promote_types(scores.dtype, np.float32)
@@ -308,7 +307,7 @@ def _harmonic(a, b):
 
 
 def _curve(turn, seen, gap, weights, protocol):
-    """The Curve of images (N,) counted `weights` times, in the order of BiasSweep._images."""
+    """The Curve of images (N,) counted `weights` times, in the order of BiasSweep._images, and the area under it."""
     n_seen, n_unseen = weights[seen].sum(), weights[~seen].sum()
     if protocol == "exact":
         bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
@@ -322,28 +321,23 @@ def _curve(turn, seen, gap, weights, protocol):
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
     lost, gained = (np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen))
     with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
-        return Curve(bias, (n_seen - lost[turned]) / n_seen, gained[turned] / n_unseen)
-
-
-def _area(curve, protocol):
-    """Trapezoids of seen over unseen accuracy; `exact` begins at unseen accuracy 0."""
-    area = np.sum((curve.seen[1:] + curve.seen[:-1]) * np.diff(curve.unseen)) / 2
-    return float(area + (protocol == "exact") * curve.seen[0] * curve.unseen[0])
+        seen, unseen = (n_seen - lost[turned]) / n_seen, gained[turned] / n_unseen
+    first = seen[0] * unseen[0] * (protocol == "exact")  # it begins at unseen accuracy 0
+    return Curve(bias, seen, unseen), float(first + np.sum((seen[1:] + seen[:-1]) * np.diff(unseen)) / 2)
 
 
 def _metrics(turn, seen, kept, weights, protocol):
     """The metrics of a report for images (N,) counted `weights` times, in the order of BiasSweep._images."""
-    curve, nan = _curve(turn, seen, kept[:, GAP], weights, protocol), float("nan")
-    values = dict(auc=_area(curve, protocol), best_hm=nan, best_seen=float(curve.seen.max()),
-                  best_unseen=float(curve.unseen.max()), hm_seen=nan, hm_unseen=nan, bias=nan)
-    if not np.isnan(values["auc"]):
+    (curve, auc), nan = _curve(turn, seen, kept[:, GAP], weights, protocol), float("nan")
+    values = dict(auc=auc, best_hm=nan, best_seen=float(curve.seen.max()), best_unseen=float(curve.unseen.max()),
+                  hm_seen=nan, hm_unseen=nan, bias=nan)
+    if not np.isnan(auc):
         hm = _harmonic(curve.seen, curve.unseen)
         i = hm.argmax()
         values |= dict(best_hm=float(hm[i]), hm_seen=float(curve.seen[i]), hm_unseen=float(curve.unseen[i]),
                        bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
     for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
-        for i, name in PRIMITIVES:
-            values[name + when] = _accuracy(kept, i, bias, weights)
+        values |= {name + when: _accuracy(kept, i, bias, weights) for i, name in PRIMITIVES}
     return values
 
 
@@ -361,17 +355,15 @@ def _array(name, values, kinds, shape, below=None):
     values = np.asarray(values)
     fits = values.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, values.shape))
     if not fits or values.dtype.kind not in kinds:
-        kind = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}[kinds]
-        want = ", ".join("any" if size is None else str(size) for size in shape)
+        kind, want = KINDS[kinds], ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must be {kind} of shape ({want}), got {values.dtype} of shape {values.shape}")
     if below is not None and (wrong := (values < 0) | (values >= below)).any():
-        row = wrong.argmax()
-        raise ValueError(f"{name} must be columns of the scores, 0 to {below - 1}, got {values[row]} in row {row}")
+        raise ValueError(f"{name} must lie in 0 to {below - 1}, got {values[wrong][0]} in row {wrong.argmax()}")
     return values if below is None else values.astype(int)
 
 
 def load(files):
-    """Arrays by name from .npz files and, memory-mapped, .npy files (named by their stem, or else `scores`)."""
+    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files (named by their stem, or `scores`)."""
     arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
     for path in map(Path, files):
         try:
@@ -382,7 +374,7 @@ def load(files):
             raise ValueError(f"{path} is no .npz or .npy file of plain arrays: {str(error).splitlines()[0]}") from None
     if lacking := [name for name in names[:3] if name not in arrays]:
         raise ValueError(f"no array {', '.join(lacking)} in {', '.join(files)}: scores, target and seen are needed")
-    return arrays
+    return arrays.pop("scores"), arrays.pop("target"), arrays
 
 
 def table(reports):
@@ -437,8 +429,7 @@ def main(argv=None):
     parser.add_argument("--plot", metavar="PNG", help="draw the curves (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
-        arrays = load(options.files)
-        scores, target = arrays.pop("scores"), arrays.pop("target")
+        scores, target, arrays = load(options.files)
         sweep = BiasSweep(**arrays, topk=options.topk)
         sweep.update(scores, target)
         reports = {protocol: sweep.report(protocol, options.confidence) for protocol in PROTOCOLS}
