@@ -23,7 +23,6 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 import argparse
 import json
 import os
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +68,8 @@ class BiasSweep:
         self.topk = int(_array("topk", topk, "iu", ()))
         if self.topk < 1 or not p:
             raise ValueError(f"topk and the length of seen must be at least 1, got {topk} and {p}")
-        self._groups = self.seen & self.candidates, ~self.seen & self.candidates
+        halves = self.seen & self.candidates, ~self.seen & self.candidates
+        self._groups = [(half, np.flatnonzero(half), np.flatnonzero(~half)) for half in halves]
         self._parts = []  # (B, 8) each
 
     def update(self, scores, target):
@@ -88,11 +88,11 @@ class BiasSweep:
         """
         target, kept = _array("target", target, "iu", (None,), len(self.seen)), []
         given = ("seen", seen_scores, seen_columns), ("unseen", unseen_scores, unseen_columns)
-        for (name, scores, columns), group in zip(given, self._groups):
+        for (name, scores, columns), (_, group, _) in zip(given, self._groups):
             scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
             columns = _array(f"{name}_columns", columns, "iu", scores.shape).astype(int)
-            real = np.arange(self.topk) < group.sum()  # the rest is padding
-            good = np.where(real, (np.abs(scores) < LIMIT) & np.isin(columns, np.flatnonzero(group)), scores == -np.inf)
+            real = np.arange(self.topk) < len(group)  # the rest is padding
+            good = np.where(real, (np.abs(scores) < LIMIT) & np.isin(columns, group), scores == -np.inf)
             if not (good := good.all(1) & (scores[:, 1:] <= scores[:, :-1]).all(1)).all():
                 raise ValueError(f"{name} row {good.argmin()} must hold scores of {name} candidates, best first, then "
                                  f"-inf; got {scores[good.argmin()]} at columns {columns[good.argmin()]}")
@@ -149,10 +149,8 @@ class BiasSweep:
         with np.errstate(invalid="ignore"):  # -inf - -inf: both are padding, and no column matches
             cross = seen_scores - unseen_scores[:, ::-1]
             part[:, GAP], part[:, TARGET] = seen_scores[:, -1] - own, target
-        codes = {UP_TO: np.arange(len(self.seen))}
-        if self.pairs is not None:
-            codes |= {STATE: self.pairs[:, 0], OBJECT: self.pairs[:, 1]}
-        for i, code in codes.items():
+        codes = [np.arange(len(self.seen)), *(() if self.pairs is None else self.pairs.T)]
+        for i, code in zip((UP_TO, STATE, OBJECT), codes):
             for at, columns, turns, never in ((i, seen_columns, cross, -np.inf),
                                               (i + 1, unseen_columns, cross[:, ::-1], np.inf)):
                 match = (code[columns] == code[target][:, None]) & (columns >= 0)
@@ -203,8 +201,9 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     if np.isnan(feasibility).any() or np.isnan(steps).any():
         raise ValueError("feasibility and thresholds must be numbers, got nan")
     level = np.searchsorted(steps, feasibility, "right") - 1  # the last threshold at which a column is kept, -1: none
-    removed = (level[whole._groups[1]] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
-    level[~whole._groups[1]] = -1
+    _, unseen, others = whole._groups[1]
+    removed = (level[unseen] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
+    level[others] = -1
     kept = [_by_level(whole, level, len(steps), *block) for block in blocks]
     best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._images()
 
@@ -274,19 +273,19 @@ def _each_block(scores, target, p, work):
 
 
 def _best(block, top, group, k):
-    """The k best of a group (P,) in each row, the lowest column first among equals: scores, columns (B, k), padded."""
-    columns, rows = np.flatnonzero(group), np.arange(len(block))
+    """The k best of a group in each row, the lowest column first among equals: scores and columns (B, k), padded."""
+    (member, columns, others), rows = group, np.arange(len(block))
     best, where = np.full((len(block), k), -np.inf), np.full((len(block), k), -1)
     if k == 1 and len(columns):  # where the best of all is of the group, it is the group's best
         where[:, 0], best[:, 0] = top, block[rows, top]
-        rows = np.flatnonzero(~group[top])
+        rows = np.flatnonzero(~member[top])
     if not len(columns) or not len(rows):
         return best, where
-    if few := 4 * len(columns) < len(group):
+    if few := 4 * len(columns) < len(member):
         part = block.take(columns, axis=1)[rows]
     else:
         part = block[rows]
-        part[:, ~group] = -np.inf
+        part[:, others] = -np.inf
     for i in range(min(k, len(columns))):
         at = part.argmax(1)
         best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], columns[at] if few else at
@@ -355,15 +354,15 @@ def _array(name, values, kinds, shape, below=None):
     values = np.asarray(values)
     fits = values.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, values.shape))
     if not fits or values.dtype.kind not in kinds:
-        kind, want = KINDS[kinds], ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} must be {kind} of shape ({want}), got {values.dtype} of shape {values.shape}")
+        want = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
+        raise ValueError(f"{name} must be {want}, got {values.dtype} of shape {values.shape}")
     if below is not None and (wrong := (values < 0) | (values >= below)).any():
         raise ValueError(f"{name} must lie in 0 to {below - 1}, got {values[wrong][0]} in row {wrong.argmax()}")
     return values if below is None else values.astype(int)
 
 
 def load(files):
-    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files (named by their stem, or `scores`)."""
+    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files (named by stem, or `scores`)."""
     arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
     for path in map(Path, files):
         try:
@@ -438,15 +437,14 @@ def main(argv=None):
                                          for name, value in report.items()} for protocol, report in reports.items()}))
         else:
             print("{n_seen:,} images of seen and {n_unseen:,} of unseen compositions; ".format(**reports["exact"])
-                  + f"{sweep.candidates.sum():,} candidates ({sweep._groups[0].sum():,} seen) of {len(sweep.seen):,} "
+                  + f"{sweep.candidates.sum():,} candidates ({len(sweep._groups[0][1]):,} seen) of {len(sweep.seen):,} "
                   f"compositions; top-{sweep.topk}; percent", table(reports), sep="\n")
         if options.per_composition:
             write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
         if options.plot:
             plot(sweep, options.plot)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

@@ -326,7 +326,7 @@ BAD = [(dict(scores=np.array([[0, 0], [0, np.nan], [0, 0]])), r"row 1, column 1 
        (dict(scores=np.array([[0, 0], [0, np.nan], [0, 0]]), candidates=np.array([True, False])), r"row 1, column 1"),
        (dict(scores=np.zeros((3, 3))), r"scores must be real of shape \(any, 2\), got float64 of shape \(3, 3\)"),
        (dict(scores=np.zeros(3)), r"scores must be real"), (dict(scores=SCORES > 0), "scores must be real"),
-       (dict(scores=SCORES + 0j), r"got complex128"), (dict(target=np.array([0, 1])), r"target must be integer of shape \(3\)"),
+       (dict(scores=SCORES + 0j), r"got complex128"), (dict(target=np.array([0, 1])), r"target must be integer of shape \(3,\)"),
        (dict(target=np.array([0, 2, 1])), r"0 to 1, got 2 in row 1"), (dict(target=np.array([0, -1, 1])), r"got -1 in row 1"),
        (dict(target=TARGET * 1.0), r"target must be integer .* got float64"), (dict(seen=[1, 0]), r"seen must be bool"),
        (dict(seen=np.zeros(0, bool)), "at least 1"), (dict(candidates=np.ones(3, bool)), r"candidates must be bool"),
@@ -374,7 +374,7 @@ def test_bad_kept_scores_merges_and_thresholds():
         threshold_sweep([], SEEN, np.zeros(2), [0.5])
     with pytest.raises(ValueError, match="got nan"):
         threshold_sweep([(SCORES, TARGET)], SEEN, np.array([0, np.nan]), [0.5])
-    with pytest.raises(ValueError, match=r"feasibility must be real of shape \(2\)"):
+    with pytest.raises(ValueError, match=r"feasibility must be real of shape \(2,\)"):
         threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(3), [0.5])
 
 
@@ -392,7 +392,7 @@ def test_any_input_gives_the_exact_result_or_the_documented_error(data):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "no image of", UserWarning)
         if not valid:
-            with pytest.raises(ValueError, match="scores must be finite|target must be|no images|at least 1"):
+            with pytest.raises(ValueError, match="scores must be finite|target must lie|no images|at least 1"):
                 evaluate(scores, target, seen, candidates=candidates, topk=k, protocol=protocol)
             return
         report = evaluate(scores, target, seen, candidates=candidates, topk=k, protocol=protocol)
