@@ -38,19 +38,22 @@ def bench_evaluate(repeat):
     seen[rng.choice(p, 1262, replace=False)] = True
     target = np.where(rng.random(n) < 0.3, scores.argmax(1), rng.integers(p, size=n))
     feasibility, thresholds = rng.random(p), np.linspace(0, 1, 50)
-    sweep = BiasSweep(seen)
-    tracemalloc.start()
-    sweep.update(scores, target)
-    memory = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
     for kind in "random scores", "seen ahead in every row":
-        one, whole, levels = timed(lambda: scores.argmax(axis=1), lambda: evaluate(scores, target, seen),
-                                   lambda: threshold_sweep([(scores, target)], seen, feasibility, thresholds), repeat=repeat)
-        print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / one:.1f} argmax passes ({one * 1e3:.0f} ms)")
+        one, whole, levels = timed(
+            lambda: scores.argmax(axis=1), lambda: evaluate(scores, target, seen),
+            lambda: threshold_sweep([(scores, target)], seen, feasibility, thresholds), repeat=repeat)
+        print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / one:.1f} argmax passes "
+              f"({one * 1e3:.0f} ms)")
+        sweep = BiasSweep(seen)
+        tracemalloc.start()
+        sweep.update(scores, target)
+        print(f"memory beside the scores: {tracemalloc.get_traced_memory()[1] / 1e6:.0f} MB")
+        tracemalloc.stop()
         print(f"50 thresholds: {levels * 1e3:.0f} ms, {levels / whole:.1f} evaluations")
         scores[:, seen] += 0.5
-    slow, whole, resampled = timed(direct, lambda: evaluate(scores, target, seen), lambda: sweep.report(confidence=0.95), repeat=1)
-    print(f"direct form, 21 biases: {slow:.1f} s, {slow / whole:.0f} times as long; {memory / 1e6:.0f} MB beside the scores")
+    slow, whole, resampled = timed(direct, lambda: evaluate(scores, target, seen),
+                                   lambda: sweep.report(confidence=0.95), repeat=1)
+    print(f"direct form, 21 biases: {slow:.1f} s, {slow / whole:.0f} times as long")
     print(f"1,000 bootstrap resamples: {resampled:.1f} s")
 
 
@@ -103,14 +106,13 @@ def bench_step(repeat):
 
     S, O, D, F, B = 115, 245, 600, 512, 128
     device = pick_device()
+    times = 50 if device.type == "cuda" else 3
     torch.manual_seed(0)
     features, seen = torch.randn(B, F, device=device), torch.rand(S, O, device=device) < .045
     target = seen.flatten().nonzero()[torch.randint(int(seen.sum()), (B,), device=device), 0]
     models = [CompCos(torch.randn(S, D), torch.randn(O, D), F).to(device) for _ in range(2)]
     adams = [torch.optim.Adam(model.parameters(), lr=5e-5, weight_decay=5e-5, fused=True, capturable=device.type == "cuda")
              for model in models]
-    for parameter in models[0].parameters():
-        parameter.grad = torch.zeros_like(parameter)
     loss, after_epoch = objective(models[0], seen)
     after_epoch(15)
     step, _ = stepper(models[0], loss, adams[0], features, target, B)
@@ -118,24 +120,25 @@ def bench_step(repeat):
     order = torch.arange(B, device=device)
     half, logits = torch.randn(B, D, device=device), torch.randn(B, S * O, device=device, requires_grad=True)
 
-    def synchronised(function):
+    def many(function):
         def run():
-            function()
+            for _ in range(times):
+                function()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-        for _ in range(5):
-            run()
+        run()
         return run
 
     def primitives():
         torch.autograd.backward(models[0].compositions()[:2], (torch.ones(S, D, device=device), torch.ones(O, D, device=device)))
 
-    ours, plain, omega, phi, softmax = timed(*map(synchronised, (
+    seconds = timed(*map(many, (
         lambda: step(order), lambda: plain_step(models[1], adams[1], features, target, scale=20.0, seen=seen, margin=margin),
         lambda: models[1].image_embedder(features).backward(half), primitives,
-        lambda: nnf.cross_entropy(logits, target).backward())), repeat=3 * repeat)
-    print(f"step, {S} x {O}, D {D}, batch {B}, {device}: {1e3 * ours:.2f} ms; plain form {1e3 * plain:.1f} ms, {plain / ours:.0f} times as long; "
-          f"ω {1e3 * omega:.2f}, W on the primitives {1e3 * phi:.2f}, cross-entropy of given logits {1e3 * softmax:.2f} ms: "
+        lambda: nnf.cross_entropy(logits, target).backward())), repeat=repeat)
+    ours, plain, omega, phi, softmax = (1e3 * taken / times for taken in seconds)
+    print(f"step, {S} x {O}, D {D}, batch {B}, {device}: {ours:.2f} ms; plain form {plain:.1f} ms, {plain / ours:.0f} times as long; "
+          f"ω {omega:.2f}, W on the primitives {phi:.2f}, cross-entropy of given logits {softmax:.2f} ms: "
           f"{ours / (omega + phi + softmax):.2f} times their sum")
 
 
@@ -275,29 +278,30 @@ def bench_baselines(repeat):
     torch.nn.init.normal_(models["tmn"].gates.weight, 0, 0.1)  # gates that differ
     pairs = torch.cartesian_prod(torch.arange(S), torch.arange(O))
 
+    target = seen.nonzero()[torch.randint(1262, (B,)), 0]
+    negatives = models["tmn"].negatives(target, 600)
+    columns = torch.cat([target[:, None], negatives], 1)
+    chosen = torch.stack([columns // O, columns % O], 2)
+
     def peak():
-        return f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+        return f"peak of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
     with torch.no_grad():
+        once = {name: model.eval().compositions() for name, model in models.items()}
         for name, model in models.items():
-            model.eval()
-            parameters, once = published(model), model.compositions()
-            model.score(features, once)
-            memory, part = peak(), pairs[::100] if name == "tmn" else pairs  # the direct TMN takes a minute or two for all
-            ours, direct, before = timed(lambda: model.score(features, once), lambda: DIRECT[name](parameters, features, part),
-                                         model.compositions, repeat=repeat)
+            model.score(features, once[name])
+        print(f"all four have scored: {peak()}")
+        for name, model in models.items():
+            parameters, part = published(model), pairs[::100] if name == "tmn" else pairs  # all would take TMN minutes
+            ours, direct, before = timed(lambda: model.score(features, once[name]),
+                                         lambda: DIRECT[name](parameters, features, part), model.compositions, repeat=repeat)
             direct *= len(pairs) / len(part)
-            print(f"{name} scores: {1e3 * ours:.0f} ms (compositions, once: {1e3 * before:.0f}), {memory}; direct "
-                  f"{1e3 * direct:.0f} ms{'' if part is pairs else ' (from 1 in 100)'}, {direct / ours:.1f} times as long")
+            print(f"{name} scores: {1e3 * ours:.0f} ms (compositions, once: {1e3 * before:.0f}); direct {1e3 * direct:.0f} ms"
+                  f"{'' if part is pairs else ', from 1 in 100 compositions'}: {direct / ours:.1f} times as long")
     model = models["tmn"].train()
-    target = seen.nonzero()[torch.randint(1262, (B,)), 0]
-    negatives = model.negatives(target, 600)
-    columns = torch.cat([target[:, None], negatives], 1)
-    model.loss(features, target, negatives).backward()
-    memory, chosen = peak(), torch.stack([columns // O, columns % O], 2)
     ours, direct = timed(lambda: model.loss(features, target, negatives).backward(),
                          lambda: direct_tmn_loss(published(model), features, chosen).backward(), repeat=repeat)
-    print(f"tmn training step, 600 negatives: {ours:.2f} s, {memory}; direct {direct:.2f} s, {peak()}, {direct / ours:.1f} times as long")
+    print(f"tmn training step, 600 negatives: {ours:.2f} s; direct {direct:.2f} s: {direct / ours:.1f} times as long")
 
 
 def main(argv=None):

@@ -46,7 +46,6 @@ class Curve(NamedTuple):
     `exact`: `bias` is strictly ascending from -inf; entry i holds for the biases above `bias[i]` up to and including
     `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000; entry i holds at `bias[i]`.
     """
-
     bias: np.ndarray  # (K,)
     seen: np.ndarray  # (K,) non-increasing, accuracy on the images of seen compositions
     unseen: np.ndarray  # (K,) non-decreasing, accuracy on the others
