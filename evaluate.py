@@ -54,10 +54,10 @@ class Curve(NamedTuple):
 class BiasSweep:
     """Feed it blocks of scores; it keeps eight numbers an image and answers for every bias.
 
-    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may win (None: all); the
-    training and the phase's own pairs make the closed world, all the open one. `pairs` (P, 2) int: state and object of
-    each column, for the accuracies on these (nan without). `topk`: right if the truth is among the k best; the time
-    grows with k. Anything else is a ValueError.
+    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may win; None, all of them:
+    the open world; those of training and of the phase: the closed world; seen or feasible enough: the hard mask.
+    `pairs` (P, 2) int: state and object of each column, for the accuracies on these (nan without). `topk`: right if the
+    truth is among the k best; the time grows with k. Anything else is a ValueError.
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
@@ -175,7 +175,7 @@ def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, proto
 
 
 def accuracy_at(sweep, bias):
-    """What a user gets who fixes the bias in advance, say to validation's best; the oracle's choice is not his.
+    """What a user gets who fixes the bias in advance, say to validation's best: no oracle chooses it on the test set.
 
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
@@ -387,15 +387,15 @@ def table(reports):
     return "\n".join(lines)
 
 
-def plot(sweep, path):
+def plot(sweep, reports, path):
     """Seen against unseen accuracy, both protocols, the best HM marked, into an image file."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("the plot needs matplotlib: pip install matplotlib") from None
     axes = Figure(figsize=(5, 4.5), layout="constrained").subplots()
-    for protocol, style in zip(PROTOCOLS, ("-", "o--")):
-        (_, seen, unseen), report = sweep.curve(protocol), sweep.report(protocol)
+    for (protocol, report), style in zip(reports.items(), ("-", "o--")):
+        _, seen, unseen = sweep.curve(protocol)
         label = f"{protocol}: AUC {100 * report['auc']:.1f}, best HM {100 * report['best_hm']:.1f}"
         line, = axes.plot(100 * unseen, 100 * seen, style, markersize=3, linewidth=1.2, label=label)
         axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14, color=line.get_color())
@@ -441,7 +441,7 @@ def main(argv=None):
         if options.per_composition:
             write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
         if options.plot:
-            plot(sweep, options.plot)
+            plot(sweep, reports, options.plot)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
 
