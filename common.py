@@ -71,7 +71,7 @@ def writing(path, mode="w", **options):
 
 
 def command(main):
-    """Decorate a `main(argv=None)`: bad input (ValueError, OSError) becomes one `error:` line and exit status 2."""
+    """Decorate a `main(argv=None)`: bad input (ValueError, OSError) becomes one `error:` line and exit status 2; Ctrl-C 130."""
 
     @functools.wraps(main)
     def guarded(argv=None):
@@ -80,5 +80,8 @@ def command(main):
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
+        except KeyboardInterrupt as interrupt:
+            print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
+            raise SystemExit(130) from None
 
     return guarded

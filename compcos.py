@@ -201,7 +201,7 @@ def load_published(state_dict):
     Published files also hold one NumPy scalar, which the weights-only loader is told to admit, and nothing else.
     """
     if not isinstance(state_dict, dict):
-        state_dict = image_features._torch_load(state_dict)
+        state_dict = image_features.load_tensors(state_dict)
     weights = {name: torch.as_tensor(value) for name, value in state_dict.get("net", state_dict).items()}
     try:
         layers = sorted({int(name.split(".")[2]) for name in weights if name.startswith("image_embedder.mod.")})

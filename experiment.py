@@ -64,10 +64,12 @@ def test(model, arrays, dataset, rho, out, *, save_scores=False):
     swept = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     results = {name: both_protocols(swept[name][0]) | dict(fixed_bias=accuracy_at(swept[name][0], bias[name])) for name in SETTINGS}
     write_predictions(out, dataset, {name: decide(swept[name][1], bias[name]) for name in SETTINGS})
+    with common.writing(out / "curves.npz", "wb") as file:  # to draw: accuracies as the bias grows, exact
+        np.savez(file, **{f"{name}_{half}": getattr(swept[name][0].curve(), half) for name in SETTINGS for half in ("seen", "unseen")})
     for name in SETTINGS if save_scores else ():
         np.savez(out / f"scores_{name}.npz", target=target, seen=seen.ravel(), candidates=masks["test"][name], pairs=index_pairs(seen))
-    truth = occurring(dataset) if dataset.feasible is None else dataset.feasible
-    return dict(validation=validation, threshold=tau, bias=bias, test=results, feasibility_auroc=auroc(rho, truth, ~seen),
+    truth, known = (occurring(dataset), "that occur") if dataset.feasible is None else (dataset.feasible, "that are feasible")
+    return dict(truth=known, validation=validation, threshold=tau, bias=bias, test=results, feasibility_auroc=auroc(rho, truth, ~seen),
                 candidates={phase: {name: int(mask.sum()) for name, mask in masks[phase].items()} for phase in masks},
                 threshold_curve={key: values.tolist() for key, values in curve.items()})
 
@@ -185,7 +187,7 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
                                 resume=resume, save_scores=save_scores))
         print(table(results[-1], f"{dataset.name}, {settings['model']}, {settings['world']} world, seed {seed}"), flush=True)
     if len(seeds) > 1:
-        means, deviations = (combine(results, function) for function in (np.mean, np.std))
+        means, deviations = (combine(results, function) | dict(truth=results[0]["truth"]) for function in (np.mean, np.std))
         write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means, std=deviations))
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
@@ -197,7 +199,7 @@ def combine(results, function):
     first = results[0]
     if isinstance(first, dict):
         return {key: combine([result[key] for result in results], function) for key in first
-                if key not in ("settings", "versions", "threshold_curve", "protocol", "topk")}
+                if key not in ("settings", "versions", "threshold_curve", "protocol", "topk", "truth")}
     return float(function(results))
 
 
@@ -246,8 +248,9 @@ def table(metrics, title, deviations=None):
             label = protocol.replace("_", " ")
             lines.append(f"{size:<22}{label:<12}" + "".join(f"{cells.get(name, ''):>{width}}" for name in COLUMNS))
             size = ""
-    lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation. Feasibility ranks the unseen compositions that "
-                 f"exist above the others with AUROC {metrics['feasibility_auroc']:.3f}.")
+    lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias")
+    if math.isfinite(metrics["feasibility_auroc"]):
+        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC {metrics['feasibility_auroc']:.3f}")
     return "\n".join(lines)
 
 

@@ -69,8 +69,14 @@ def preprocess(image):
 
 
 def pixels(image):
-    """PIL image -> (768,) float32 in [0, 1]: its 16 x 16 RGB thumbnail, row by row; the built-in dataset's feature."""
-    return _thumbnail(image).ravel().astype(np.float32) / 255
+    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, brought to mean 0 and deviation 1; the built-in dataset's feature."""
+    return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
+
+
+def _standardise(crops):
+    """(B,16,16,3) uint8 -> (B,768) float32, each row of mean 0 and deviation 1 (of a plain image: zeros)."""
+    rows = crops.flatten(1).float()
+    return (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True, correction=0).clamp_min(1)
 
 
 class _Block(nn.Module):
@@ -125,7 +131,7 @@ def load_backbone(weights=None):
         except (OSError, RuntimeError) as error:  # RuntimeError: another hash
             raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} elsewhere and put it "
                           f"at {path}, or name the file by --weights FILE") from error
-    state, model = _torch_load(path), resnet18()
+    state, model = load_tensors(path), resnet18()
     try:
         model.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
     except (RuntimeError, AttributeError) as error:
@@ -134,7 +140,7 @@ def load_backbone(weights=None):
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
 
 
-def _torch_load(path):
+def load_tensors(path):
     """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of floats and strings."""
     array, scalar = np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]
     allowed = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "U"))]
@@ -207,7 +213,7 @@ def _batches(files, backbone, device, batch_size, upright):
     if isinstance(backbone, nn.Module):
         backbone = copy.deepcopy(backbone).to(device).eval()  # the caller's stays where and as it is
     elif backbone == "pixels":
-        shrink, shape, network = _thumbnail, (16, 16, 3), lambda crops: crops.flatten(1).float().div_(255)
+        shrink, shape, network = _thumbnail, (16, 16, 3), _standardise
 
     def decode(first):
         some = names[first:first + batch_size]
@@ -274,7 +280,7 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
 def _stored(path):
     """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N,F), or ValueError."""
     try:
-        stored = dict(np.load(path, allow_pickle=False)) if Path(path).suffix == ".npz" else _torch_load(path)
+        stored = dict(np.load(path, allow_pickle=False)) if Path(path).suffix == ".npz" else load_tensors(path)
     except OSError:
         raise
     except Exception as error:  # of zip, pickle and NumPy

@@ -211,3 +211,23 @@ def test_model_refuses_vectors():
     for states, objects in ((np.ones((2, 3)), np.ones((2, 4))), (np.ones(3), np.ones((2, 3))), (np.full((2, 3), np.nan), np.ones((2, 3)))):
         with pytest.raises(ValueError, match="vectors"):
             CompCos(states, objects, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_captured_step_equals_eager():
+    """On CUDA: the captured step and the same code run eagerly give the same weights, a short last batch included."""
+    device, results = image_features.pick_device("cuda"), []
+    for batch in (9, 64):  # 64: batches are never full, so nothing is captured
+        model, x, _, seen = small(F=8)
+        model, x = model.to(device), torch.randn(9 * 8 + 4, 8, generator=torch.Generator().manual_seed(1)).to(device)
+        target = seen.flatten().nonzero()[:, 0].to(device)
+        target = target[torch.arange(len(x), device=device) % len(target)]
+        loss, after_epoch = objective(model, seen)
+        after_epoch(3)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True, capturable=True)
+        step, total = train.stepper(model, loss, adam, x, target, batch)
+        for i in range(0, len(x), 9):
+            step(torch.arange(i, min(i + 9, len(x)), device=device))
+        results.append([parameter.detach().cpu() for parameter in model.parameters()] + [total.cpu()])
+    for captured, eager in zip(*results):
+        torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-6)

@@ -75,7 +75,7 @@ def stepper(model, loss, optimizer, features, targets, batch_size):
     total = torch.zeros((), device=features.device)
 
     def step(index):
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=True)
         value = loss(features[index], targets[index])
         value.backward()
         optimizer.step()
@@ -112,6 +112,11 @@ def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, wei
     Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: last.pt of another run, a loss that
     is not finite, out of memory; KeyboardInterrupt says how to resume. Whatever ends it, `out/last.pt` is left.
     """
+    count = len(model.states) * len(model.objects)
+    if not len(features) or not features.isfinite().all() or targets.min() < 0 or targets.max() >= count:
+        raise ValueError(f"training needs finite features and targets of 0 to {count - 1}: got {len(features)} images, "
+                         f"{int((~features.isfinite()).sum())} features that are not finite, targets of "
+                         f"{targets.tolist() and (int(targets.min()), int(targets.max()))}")
     groups = model.parameter_groups(lr) if hasattr(model, "parameter_groups") else model.parameters()
     optimizer = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True,
                                  capturable=features.device.type == "cuda")
@@ -122,8 +127,6 @@ def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, wei
         optimizer.load_state_dict(state["optimizer"])
         if after_epoch and state["epoch"]:
             after_epoch(state["epoch"])
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # fixed places, which a captured step needs
     size = min(batch_size, len(features))
     step, total = stepper(model, loss, optimizer, features, targets, size)
     start = saved = time.monotonic()

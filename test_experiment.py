@@ -1,0 +1,301 @@
+"""From a folder to the table: the loop, resuming, the command line's outputs and errors, the built-in dataset."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import compcos
+import data
+import evaluate
+import experiment
+import features as image_features
+import shapes
+import train
+from compcos import CompCos
+from feasibility import feasibility_scores, hard_mask
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Own data with features: 5 states x 6 objects, 17 compositions, features that tell state and object with noise."""
+    random, folder = np.random.default_rng(0), tmp_path / "toy"
+    folder.mkdir()
+    states, objects = [f"s{i}" for i in range(5)], [f"o{i}" for i in range(6)]
+    split = {(s, o): ("val" if i % 5 == 1 else "test" if i % 5 == 3 else "train")
+             for i, (s, o) in enumerate((s, o) for s in range(5) for o in range(6) if s % 2 == o % 2 or s == o - 1)}
+    looks, rows, features = (random.normal(size=(n, 16)) for n in (5, 6)), [], []
+    by_state, by_object = looks
+    for (s, o), own in split.items():
+        for phase, count in dict(train=12, val=4, test=4).items():
+            for _ in range(count if own in ("train", phase) else 0):
+                rows.append([f"{len(rows)}.png", states[s], objects[o], phase])
+                features.append(by_state[s] + by_object[o] + random.normal(size=16))
+    with open(folder / "images.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["image", "state", "object", "split"], *rows])
+    np.savez(folder / "features.npz", files=[row[0] for row in rows], features=np.array(features, np.float32))
+    (folder / "vectors.txt").write_text("".join(f"{name} {' '.join(map(str, random.normal(size=20).round(3)))}\n" for name in states + objects))
+    return folder
+
+
+def run(*options):
+    """compcos.py's main on short training; returns --out."""
+    out = Path(options[options.index("--out") + 1])
+    compcos.main(["--epochs", "4", "--lr", "1e-2", "--batch-size", "32", "--device", "cpu", *map(str, options)])
+    return out
+
+
+def numbers(folder):
+    """metrics.json without what may differ between two runs of the same seed."""
+    held = json.loads((folder / "metrics.json").read_text())
+    return {key: value for key, value in held.items() if key not in ("seconds_an_epoch", "settings")}
+
+
+def test_files_of_a_run(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("closed", "open_masked", "exact", "published", "fixed bias", "AUROC"))
+    held = json.loads((out / "metrics.json").read_text())
+    dataset = data.load(str(toy))
+    model = CompCos.load(out / "best.pt")
+    rho = feasibility_scores(model.states.detach().numpy(), model.objects.detach().numpy(), dataset.seen)
+    # every report is what evaluate.py says of the saved scores with the candidates that are stated
+    scores, target = np.load(out / "scores.npy"), dataset.targets["test"]
+    candidates = dict(closed=dataset.candidates("test"), open=np.ones(30, bool),
+                      open_masked=hard_mask(rho, dataset.seen, held["threshold"]).ravel())
+    _, features, _ = image_features.load_features(dataset)
+    np.testing.assert_allclose(scores, model(torch.as_tensor(features["test"])).detach().flatten(1), atol=1e-6)
+    for name, mask in candidates.items():
+        sweep = evaluate.BiasSweep(dataset.seen.ravel(), candidates=mask, pairs=np.argwhere(np.ones((5, 6))))
+        sweep.update(scores, target)
+        for protocol in ("exact", "published"):
+            assert held["test"][name][protocol] == pytest.approx(sweep.report(protocol), abs=1e-12)
+        assert held["test"][name]["fixed_bias"] == pytest.approx(evaluate.accuracy_at(sweep, held["bias"][name]), abs=1e-12)
+        assert held["candidates"]["test"][name] == mask.sum()
+        # predictions.csv holds the answers at that bias
+        biased = np.where(mask, scores + held["bias"][name] * ~dataset.seen.ravel(), -np.inf)
+        rows = list(csv.DictReader(open(out / "predictions.csv")))
+        names = [f"{s} {o}" for s in dataset.states for o in dataset.objects]
+        assert [row[name] for row in rows] == [names[c] for c in biased.argmax(1)]
+        right = np.mean([row[name] == row["truth"] for row in rows])
+        counts = list(csv.DictReader(open(out / "compositions.csv")))
+        assert sum(int(row["images"]) * float(row[name]) for row in counts) / len(rows) == pytest.approx(right, abs=1e-3)
+    # τ is the best of 50 by validation AUC alone
+    unseen, swept = rho[~dataset.seen], {}
+    for tau in np.linspace(unseen.min(), unseen.max(), 50):
+        swept[tau] = train.sweep(model, torch.as_tensor(features["val"]), dataset.targets["val"], dataset.seen,
+                                 dict(one=hard_mask(rho, dataset.seen, tau).ravel()))["one"][0].report()["auc"]
+    assert held["threshold"] == pytest.approx(max(swept, key=swept.get))
+    log = list(csv.DictReader(open(out / "log.csv")))
+    assert [row["epoch"] for row in log] == list("1234")
+    assert max(log, key=lambda row: float(row["validation"]))["epoch"] == str(held["best_epoch"])
+    assert held["settings"]["seed"] == 0 and held["versions"]["torch"] == torch.__version__
+    checkpoint = torch.load(out / "best.pt", weights_only=True)
+    assert checkpoint["threshold"] == held["threshold"] and checkpoint["states"] == dataset.states
+    np.testing.assert_allclose(checkpoint["feasibility"], rho)
+    table = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(open(out / "feasibility.csv"))}
+    assert table["s1", "o2"] == pytest.approx(rho[1, 2], abs=1e-6) and len(table) == 30
+    result = subprocess.run([sys.executable, HERE / "evaluate.py", out / "scores.npy", out / "scores_open.npz", "--json"],
+                            capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["exact"]["auc"] == pytest.approx(held["test"]["open"]["exact"]["auc"], abs=1e-12)
+
+
+def test_same_seed_same_numbers_and_several_seeds(toy, tmp_path, capsys):
+    first, second = (run("--dataset", toy, "--out", tmp_path / name) for name in "ab")
+    several = run("--dataset", toy, "--out", tmp_path / "c", "--seed", "0", "1")
+    assert numbers(first) == numbers(second) == numbers(several / "seed0") != numbers(several / "seed1")
+    held, aucs = json.loads((several / "metrics.json").read_text()), []
+    for seed in "01":
+        aucs.append(json.loads((several / f"seed{seed}/metrics.json").read_text())["test"]["open"]["exact"]["auc"])
+    assert held["mean"]["test"]["open"]["exact"]["auc"] == pytest.approx(np.mean(aucs))
+    assert held["std"]["test"]["open"]["exact"]["auc"] == pytest.approx(np.std(aucs))
+
+
+@pytest.mark.parametrize("world", ["open", "closed"])
+def test_interrupted_and_resumed_equals_uninterrupted(toy, tmp_path, monkeypatch, capsys, world):
+    whole = run("--dataset", toy, "--out", tmp_path / "whole", "--world", world)
+    with monkeypatch.context() as patch:
+        calls = iter(range(3))
+
+        def interrupt(report):
+            if next(calls, None) == 2:
+                raise KeyboardInterrupt
+            return report["auc"]
+
+        patch.setattr(experiment, "selection", interrupt)
+        with pytest.raises(SystemExit) as stop:
+            run("--dataset", toy, "--out", tmp_path / "part", "--world", world)
+    assert stop.value.code == 130 and "--resume" in capsys.readouterr().err
+    assert not (tmp_path / "part/best.pt").exists()
+    assert torch.load(tmp_path / "part/last.pt", weights_only=True)["epoch"] == 2
+    assert numbers(run("--dataset", toy, "--out", tmp_path / "part", "--world", world, "--resume")) == numbers(whole)
+    logs = [[row[:3] for row in csv.reader(open(folder / "log.csv"))] for folder in (whole, tmp_path / "part")]
+    assert logs[0] == logs[1]
+
+
+def test_resume_refuses_another_run(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    with pytest.raises(SystemExit) as stop:
+        run("--dataset", toy, "--out", out, "--resume", "--margin", "0.1")
+    assert stop.value.code == 2 and "margin: 0.4 there, 0.1 here" in capsys.readouterr().err
+
+
+def test_small_batches_and_small_data(toy, tmp_path, capsys):
+    one = run("--dataset", toy, "--out", tmp_path / "one", "--batch-size", "1", "--epochs", "1")
+    large = run("--dataset", toy, "--out", tmp_path / "large", "--batch-size", "100000", "--epochs", "1")
+    assert numbers(one)["best_epoch"] == numbers(large)["best_epoch"] == 1
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--dataset", "nowhere"], "no dataset 'nowhere'"), (["--vectors", "nowhere.txt"], "nowhere.txt"), (["--scale", "0"], "scale"),
+    (["--margin", "-1"], "margin"), (["--epochs", "0"], "--epochs is 0"), (["--batch-size", "-3"], "--batch-size"),
+    (["--lr", "nan"], "--lr"), (["--device", "cuda:9"], "device"), (["--features", "nowhere.npz"], "nowhere.npz"),
+    (["--checkpoint", "nowhere.pt", "--predict", "a.png"], "nowhere.pt"), (["--predict", "a.png"], "--checkpoint")])
+def test_bad_options(toy, tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit) as stop:
+        run("--dataset", toy, "--out", tmp_path / "run", *options)
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and captured.err.startswith("error: ") and message in captured.err
+    assert not (tmp_path / "run/metrics.json").exists() and not list(tmp_path.glob("**/*.part"))
+
+
+def test_bad_features_and_vectors(toy, tmp_path, capsys):
+    held = dict(np.load(toy / "features.npz"))
+    broken = held["features"].copy()
+    broken[7, 3] = np.nan
+    for name, files, features, message in (("wide", held["files"], held["features"][:, :, None], "(N, F)"),
+                                           ("few", held["files"][:-2], held["features"][:-2], "2 of"), ("nan", held["files"], broken, "not finite")):
+        np.savez(tmp_path / f"{name}.npz", files=files, features=features)
+        with pytest.raises(SystemExit) as stop:
+            run("--dataset", toy, "--out", tmp_path / "run", "--features", tmp_path / f"{name}.npz")
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+    lines = (toy / "vectors.txt").read_text().splitlines()
+    (toy / "vectors.txt").write_text("\n".join(line for line in lines if line.split()[0] not in ("s3", "o1")))
+    with pytest.raises(SystemExit):
+        run("--dataset", toy, "--out", tmp_path / "run")
+    error = capsys.readouterr().err
+    assert "s3" in error and "o1" in error and "--missing" in error
+    run("--dataset", toy, "--out", tmp_path / "run", "--missing", "mean")
+
+
+def test_wrong_checkpoints(toy, tmp_path, capsys):
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    for name, message in (("text", "no checkpoint"), ("other", "not a best.pt")):
+        with pytest.raises(ValueError, match=message):
+            CompCos.load(tmp_path / f"{name}.pt")
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    model = CompCos.load(out / "best.pt")
+    with pytest.raises(ValueError, match="hand predict"):  # trained on features of unknown make
+        compcos.predict(model, ["a.png"])
+    with pytest.raises(ValueError, match="trained on"):
+        compcos.predict(model, np.zeros((2, 5)))
+
+
+def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
+    dataset = data.load(str(toy))
+    s, o = np.argwhere(~dataset.candidates("test").reshape(5, 6))[0]
+    dataset.targets["test"][0] = s * 6 + o
+    with pytest.raises(ValueError, match="show 1 compositions that test_pairs.txt lacks"):
+        experiment.check(dataset)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The built-in dataset, and a default training of half its length."""
+    root = tmp_path_factory.mktemp("root")
+    shapes.ensure(root / "shapes")
+    return root
+
+
+def trained(root, out, *options):
+    """The metrics of a run on shapes."""
+    compcos.main(["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "20", *options])
+    return json.loads((out / "metrics.json").read_text())
+
+
+def test_shapes_are_what_the_docstring_says(drawn):
+    dataset = data.load("shapes", drawn)
+    assert len(dataset.states) + len(dataset.objects) == 30 and dataset.feasible.sum() == 105
+    assert sum(map(len, dataset.images.values())) >= 4000
+    assert (~dataset.feasible).mean() > 1 / 3 and dataset.feasible[dataset.seen].all() and experiment.occurring(dataset)[~dataset.feasible].sum() == 0
+    assert dataset.seen.any(0).all() and dataset.seen.any(1).all()
+    unseen = {phase: {tuple(pair) for pair in dataset.pairs[phase]} - {tuple(pair) for pair in dataset.pairs["train"]} for phase in ("val", "test")}
+    assert len(unseen["val"]) == len(unseen["test"]) == 21 and not unseen["val"] & unseen["test"]
+    _, features, about = image_features.load_features(dataset)
+    image = dataset.path(dataset.images["test"][5])
+    assert Image.open(image).size == (64, 64) and about == f"{shapes.FEATURE}, frozen"
+    np.testing.assert_allclose(features["test"][5], image_features.pixels(Image.open(image)), atol=1e-5)
+
+
+def test_shapes_are_drawn_alike_from_a_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "IMAGES", dict(train=2, seen=1, unseen=1))
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        shapes.make(tmp_path / name, seed)
+    files = {name: {path.name: path.read_bytes() for path in sorted((tmp_path / name).glob("**/*.*"))} for name in "abc"}
+    assert files["a"] == files["b"] != files["c"]
+    with pytest.raises(ValueError, match="there already"):
+        shapes.make(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(shapes, "draw", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shapes.make(tmp_path / "d")
+    assert {path.name for path in tmp_path.iterdir()} == set("abc")
+
+
+def test_no_vector_tells_what_is_feasible():
+    """States and objects of one family are no more alike than those of two: over drawings, no AUROC away from 1/2."""
+    found = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        table = shapes.vectors(random)
+        alike = [(table[s] @ table[o] / np.linalg.norm(table[s]) / np.linalg.norm(table[o]), family == other)
+                 for family, states in shapes.STATES.items() for s in states for other, objects in shapes.OBJECTS.items() for o in objects]
+        same, different = ([value for value, own in alike if own is which] for which in (True, False))
+        found.append(np.mean(same) - np.mean(different))
+    assert abs(np.mean(found)) < 3 * np.std(found) / 20 ** .5
+
+
+def test_learning_is_earned(drawn, tmp_path, capsys):
+    """Untrained models and shuffled labels are far below; the open model beats the closed one in the open world."""
+    held = {world: trained(drawn, tmp_path / world, "--world", world, "--seed", "0", "1", "2")["mean"] for world in ("open", "closed")}
+    auc = {world: held[world]["test"]["open"]["exact"]["auc"] for world in held}
+    assert .15 < auc["closed"] < auc["open"] < .75
+    assert .3 < held["closed"]["test"]["closed"]["exact"]["auc"] < .9
+    assert held["open"]["feasibility_auroc"] > .8
+    untrained = trained(drawn, tmp_path / "untrained", "--epochs", "1", "--lr", "1e-30")
+    assert untrained["test"]["open"]["exact"]["auc"] < auc["open"] / 20
+    with open(drawn / "shapes/images.csv") as file:
+        header, *rows = csv.reader(file)
+    shuffled = tmp_path / "shuffled"
+    shutil.copytree(drawn / "shapes", shuffled, ignore=shutil.ignore_patterns("*.png", "images.csv"))
+    inside = [i for i, row in enumerate(rows) if row[3] == "train"]
+    labels = np.random.default_rng(0).permutation([rows[i][1:3] for i in inside])
+    for i, (state, name) in zip(inside, labels):
+        rows[i] = [rows[i][0], state, name, "train"]
+    with open(shuffled / "images.csv", "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    blind = trained(drawn, tmp_path / "blind", "--dataset", str(shuffled), "--lr", "1e-3")
+    assert blind["test"]["open"]["exact"]["auc"] < auc["open"] / 20
+
+
+def test_predicting_images(drawn, tmp_path, capsys):
+    trained(drawn, tmp_path / "run", "--epochs", "2")
+    capsys.readouterr()
+    images = [str(path) for path in sorted((drawn / "shapes/images").glob("*.png"))[:2]]
+    for candidates in experiment.SETTINGS:
+        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", *images, "--candidates", candidates, "--top", "3"])
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 1 + 2 * 4 and lines[1] == images[0] and candidates in lines[0]
+        assert all("seen" in line for line in lines[2:5])
+    model = CompCos.load(tmp_path / "run/best.pt")
+    assert compcos.predict(model, images)[0].shape == (2, 5)
