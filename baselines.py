@@ -1,7 +1,7 @@
 """The four systems that the paper compares with, run as CompCos is: `baselines.py --model leplus|aop|tmn|symnet`.
 
-B images, F features, S states, O objects, C = S*O compositions, (s, o) = s*O+o, P of them in training; D embedding size;
-TMN: L layers of K modules of width w, n negatives an image, R rows (an image and a composition) of a training batch.
+B images, F features, S states, O objects, C = S*O compositions, (s, o) = s*O+o, P of them in training; D embedding
+size. TMN: L layers of K modules of width w, n negatives an image, R rows (image and composition) of a training batch.
 A negative is a training composition other than the truth, all with equal chances, drawn with replacement.
 """
 
@@ -42,13 +42,11 @@ class Negatives(nn.Module):
 
 
 def hold(model, state_vectors, object_vectors, *, states=True, objects=True):
-    """Give `model` its own `states` (S,D) and `objects` (O,D), trained or fixed; return D. ValueError: shape, values."""
+    """Give `model` its own `states` (S,D) and `objects` (O,D), trained or fixed; return D. Raise ValueError."""
     vectors = [torch.as_tensor(array).float().clone() for array in (state_vectors, object_vectors)]
-    if any(array.ndim != 2 for array in vectors) or vectors[0].shape[1] != vectors[1].shape[1]:
+    if any(array.ndim != 2 or array.shape[1] != vectors[0].shape[1] or not array.isfinite().all() for array in vectors):
         raise ValueError(f"state vectors {tuple(vectors[0].shape)} and object vectors {tuple(vectors[1].shape)}: "
-                         "expected (S, D) and (O, D) with the same D")
-    if not all(array.isfinite().all() for array in vectors):
-        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
+                         "expected (S, D) and (O, D) with the same D and no NaN or infinite values")
     model.states, model.objects = (nn.Parameter(array) if trained else nn.Buffer(array)
                                    for array, trained in zip(vectors, (states, objects)))
     return vectors[0].shape[1]
@@ -134,13 +132,10 @@ class AttributesAsOperators(nn.Module):
     def parameter_groups(self, lr):
         """The states' matrices learn at a tenth of the rate."""
         rest = [value for name, value in self.named_parameters() if name != "operators"]
-        return [{"params": rest, "lr": lr}, {"params": [self.operators], "lr": lr / 10}]
+        return [dict(params=rest, lr=lr), dict(params=[self.operators], lr=lr / 10)]
 
     def draw_third(self, state, object_):
-        """The states k (B,) of the commutative term: one seen with the object other than i, itself one other than s.
-
-        Where only s was seen with the object, i is not among them and k = s.
-        """
+        """k (B,) of the commutative term: a state seen with the object not i, i another than s; s if there is none."""
         number = self.number[object_]
         other = draw_other(number, self.place[state, object_])
         return self.states_with[object_, draw_other(number, other)]
@@ -246,17 +241,8 @@ class SymNet(nn.Module):
         return states[:, :, None] * objects[:, None]
 
 
-def moments(x, share):
-    """Mean and (biased) variance (w,) of x (R,w), each row with its share (R,) of the whole."""
-    mean = share @ x
-    return mean, share @ (x - mean).square()
-
-
 def batch_norm(norm, mean, variance, rows=None):
-    """BatchNorm as a factor and a summand, each shaped like `mean`.
-
-    `mean` and `variance` (biased) of a batch of `rows` count and are recorded; without `rows`, the running ones count.
-    """
+    """BatchNorm as factor and summand: by the (biased) moments of a batch, recorded, or without rows as recorded."""
     if rows is None:
         mean, variance = norm.running_mean.view_as(mean), norm.running_var.view_as(mean)
     else:
@@ -273,9 +259,9 @@ class TaskLayer(nn.Module):
 
     def __init__(self, modules, width):
         super().__init__()
-        linear = [nn.Linear(width, width) for _ in range(modules)]
-        self.weight = nn.Parameter(torch.stack([module.weight.detach() for module in linear]))
-        self.bias = nn.Parameter(torch.stack([module.bias.detach() for module in linear]))
+        bound = width**-0.5  # as PyTorch begins a Linear(w, w)
+        self.weight = nn.Parameter(torch.empty(modules, width, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(modules, width).uniform_(-bound, bound))
         self.before, self.after = nn.BatchNorm1d(modules * width), nn.BatchNorm1d(modules * width)
 
     def affine(self, inputs=None, share=None, rows=None):
@@ -318,9 +304,9 @@ class TMN(nn.Module):
 
     def parameter_groups(self, lr):
         """The gating network learns at its own rate."""
-        gating = [*self.gater.parameters(), *self.gater_norm.parameters(), *self.gates.parameters()]
-        rest = [value for name, value in self.named_parameters() if not name.startswith("gate")]
-        return [{"params": rest, "lr": lr}, {"params": gating, "lr": self.config["gating_lr"] or lr}]
+        gating, rest = ([value for name, value in self.named_parameters() if name.startswith("gate") == which]
+                        for which in (True, False))
+        return [dict(params=rest, lr=lr), dict(params=gating, lr=self.config["gating_lr"] or lr)]
 
     def hidden(self):
         """W1 [e_s; e_o] of every composition (C,rank), as a state's half plus an object's half."""
@@ -344,14 +330,12 @@ class TMN(nn.Module):
         return inputs @ (factor * self.last.weight[0]) + (summand @ self.last.weight[0] + self.last.bias)
 
     def rows(self, target, negatives):
-        """What to score an image with, (B,R/B) each: places in [0, P), how often they count; truth's column (B,1).
-
-        More draws than training compositions: each of these is scored once and counted as often as it was drawn.
-        """
+        """What to score an image with, (B,R/B) each: places in [0, P), how often they count; truth's column (B,1)."""
         places = self.negatives.place[torch.cat([target[:, None], negatives], 1)]
         counts, size = torch.ones_like(places, dtype=self.first.weight.dtype), len(self.negatives.compositions)
         if places.shape[1] <= size:
             return places, counts, torch.zeros_like(places[:, :1])
+        # More draws than training compositions: each of these once, counted as often as it was drawn.
         counts = counts.new_zeros(len(target), size).scatter_add_(1, places, counts)
         return torch.arange(size, device=target.device).expand(len(target), -1), counts, places[:, :1]
 
@@ -361,14 +345,17 @@ class TMN(nn.Module):
         places, counts, truth = self.rows(target, negatives)
         places, rows, size = places.flatten(), negatives.numel() + len(target), self.config["modules"]
         share, hidden = counts.flatten() / rows, self.hidden()[self.negatives.compositions]
-        gates = self.gated(hidden, *moments(hidden, share.new_zeros(len(hidden)).index_add_(0, places, share)), rows)
+        drawn = share.new_zeros(len(hidden)).index_add_(0, places, share)
+        mean = drawn @ hidden
+        gates = self.gated(hidden, mean, drawn @ (hidden - mean).square(), rows)
         outputs = self.first_layer(features, rows)
         for layer, gate in zip(self.layers, gates[:, :-1].split(size, 1)):
             inputs = mix(gate, places, outputs)
             weight, bias = layer.affine(inputs, share, rows)
             outputs = torch.baddbmm(bias.mT, inputs.transpose(0, 1), weight.mT).relu_().transpose(0, 1)
         inputs = mix(gates[:, -1:], places, outputs).squeeze(1)
-        scores = self.output(inputs, *moments(inputs, share), rows).view_as(counts)
+        mean = share @ inputs
+        scores = self.output(inputs, mean, share @ (inputs - mean).square(), rows).view_as(counts)
         return ((scores + counts.log()).logsumexp(1) - scores.gather(1, truth).squeeze(1)).mean()
 
     def compositions(self):
@@ -378,22 +365,26 @@ class TMN(nn.Module):
     def score(self, features, compositions):
         """(B,F) -> (B,S,O), by the running statistics."""
         (gates,), size, images = compositions, self.config["modules"], len(features)
-        first = self.first_layer(features).transpose(0, 1).flatten(1)  # (K, B*w)
-        layers = [layer.affine() for layer in self.layers]
-        scores, at_once = features.new_empty(len(gates), images), max(1, chunk(first) // first.numel())
-        for gate, score in zip(gates.split(at_once), scores.split(at_once)):
-            outputs, count = first, len(gate)
-            for row, affine in enumerate(layers):
-                inputs = (gate[:, row * size:(row + 1) * size] @ outputs).view(count * size, images, -1)
-                weight, bias = (part.mT.repeat(count, 1, 1) for part in affine)
-                outputs = torch.baddbmm(bias, inputs, weight).relu_().view(count, size, -1)
-            inputs = (gate[:, -1:] @ outputs).view(count, images, -1)
-            score[:] = self.output(inputs, self.last_norm.running_mean, self.last_norm.running_var)
+        outputs, layers = self.first_layer(features).transpose(0, 1), [layer.affine() for layer in self.layers]
+        # What module j of the second layer would make of each output i alone (J,K,B*w): its gates need only mix these.
+        weight, bias = layers[0]
+        alone = (outputs[None] @ weight.mT[:, None]).flatten(2)
+        bias = bias.mT.repeat(1, images, 1).view(size, 1, -1)
+        scores, at_once = features.new_empty(len(gates), images), max(1, chunk(alone) * size // alone.numel())
+        for part in (slice(i, i + at_once) for i in range(0, len(gates), at_once)):
+            gate = gates[part]
+            outputs = torch.baddbmm(bias, gate[:, :size].transpose(0, 1), alone).relu_().transpose(0, 1)  # (c,K,B*w)
+            for row, affine in enumerate(layers[1:], 1):
+                inputs = (gate[:, row * size:(row + 1) * size] @ outputs).view(len(gate) * size, images, -1)
+                later, shift = (tensor.mT.repeat(len(gate), 1, 1) for tensor in affine)
+                outputs = torch.baddbmm(shift, inputs, later).relu_().view(len(gate), size, -1)
+            inputs = (gate[:, -1:] @ outputs).view(len(gate), images, -1)
+            scores[part] = self.output(inputs, self.last_norm.running_mean, self.last_norm.running_var)
         return scores.T.reshape(images, len(self.states), len(self.objects)).contiguous()
 
 
 def mix(gates, places, outputs):
-    """Inputs (R,J,w) of the next layer: gates (P,J,K) at places (R,) times outputs, (R,K,w) or an image's (B,K,w)."""
+    """Inputs (R,J,w) of the next layer: gates (P,J,K) at places (R,) times outputs (R,K,w), or (B,K,w) of images."""
     chosen = F.embedding(places, gates.flatten(1)).view(len(outputs), -1, gates.shape[2])
     return (chosen @ outputs).view(len(places), gates.shape[1], -1)
 

@@ -109,12 +109,13 @@ def direct_symnet(p, x, pairs):
     moving = []
     for state in p["attr_embedder.weight"]:
         state = state.expand(len(v), -1)
-        moving.append((direct_net(p, "DecoN", v, state) - v).norm(dim=1) - (direct_net(p, "CoN", v, state) - v).norm(dim=1))
+        with_it, without = direct_net(p, "CoN", v, state), direct_net(p, "DecoN", v, state)
+        moving.append((without - v).norm(dim=1) - (with_it - v).norm(dim=1))
     states, objects = torch.stack(moving, 1).softmax(1), two_layers(p, "obj_classifier", v).softmax(1)
     return states[:, pairs[:, 0]] * objects[:, pairs[:, 1]]
 
 
-def direct_tmn(p, x, pairs, training, layers=3):
+def direct_tmn(p, x, pairs, training):
     """Outputs (R,) of rows x (R,F), pairs (R,2): module after module; running statistics change in training."""
 
     def norm(name, x):
@@ -125,16 +126,19 @@ def direct_tmn(p, x, pairs, training, layers=3):
     gater, network = "gating_network.gater", "comp_network._module_list"
     hidden = torch.relu(norm(f"{gater}.task_bn1", linear(p, f"{gater}.task_linear1", words)))
     logits = linear(p, f"{gater}.joint_linear2", hidden)
-    size = sum(key.startswith(f"{network}.0.") and key.endswith(".0.weight") for key in p)
+    layers = 1 + max(int(key.split(".")[2]) for key in p if key.startswith(network))
+    size = 1 + max(int(key.split(".")[3]) for key in p if key.startswith(network))
     groups = iter(logits.split(size, 1))
 
     def mixed():  # the sum of gate i times output i
         return torch.bmm(next(groups).softmax(1)[:, None], outputs).squeeze(1)
 
-    outputs = torch.stack([torch.relu(norm(f"{network}.0.{j}.1", linear(p, f"{network}.0.{j}.0", x))) for j in range(size)], 1)
+    names = [f"{network}.0.{j}" for j in range(size)]
+    outputs = torch.stack([torch.relu(norm(f"{name}.1", linear(p, f"{name}.0", x))) for name in names], 1)
     for row in range(1, layers):
         names = [f"{network}.{row}.{j}" for j in range(size)]
-        outputs = torch.stack([torch.relu(norm(f"{name}.2", linear(p, f"{name}.1", norm(f"{name}.0", mixed())))) for name in names], 1)
+        inputs = [linear(p, f"{name}.1", norm(f"{name}.0", mixed())) for name in names]
+        outputs = torch.stack([torch.relu(norm(f"{name}.2", x)) for name, x in zip(names, inputs)], 1)
     name = f"comp_network._end_modules.0.{layers - 1}"
     return linear(p, f"{name}.1", norm(f"{name}.0", mixed())).squeeze(1)
 
@@ -197,3 +201,174 @@ def test_golden_loss_gradients_and_scores(name):
     with torch.no_grad():
         scores = model(golden("x")[:8])[:, state, object_]
     np.testing.assert_allclose(scores.numpy(), GOLDEN[f"{NAMES[name]}/scores"], rtol=1e-5)
+
+
+def small(name, **options):
+    """A model of odd sizes in float64 with gates that differ, its seen mask and a batch of 9 (features, target)."""
+    torch.manual_seed(1)
+    seen = torch.rand(7, 5) < 0.5
+    options = {"tmn": dict(layers=4, modules=3, width=4, rank=6, negatives=8)}.get(name, {}) | options
+    model = baselines.MODELS[name](torch.randn(7, 10), torch.randn(5, 10), 6, seen, **options).double()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    listed = seen.flatten().nonzero().squeeze(1)
+    return model, seen, torch.randn(9, 6).double(), listed[torch.randint(len(listed), (9,))]
+
+
+def as_pairs(index, size):
+    return torch.stack([index // size, index % size], -1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numbers", [1, 1 << 20])
+def test_scores_equal_the_direct_form(name, numbers, monkeypatch):
+    """In chunks of one and all at once."""
+    monkeypatch.setattr(baselines, "chunk", lambda tensor: numbers)
+    model, _, x, _ = small(name)
+    model.eval()
+    for buffer in model.buffers():
+        if buffer.dtype == torch.float64 and buffer.ndim == 1:
+            buffer += torch.rand_like(buffer)  # running statistics of no round numbers
+    pairs = as_pairs(torch.arange(35), 5)
+    with torch.no_grad():
+        scores = model(x)
+        expected = DIRECT[name](published(model), x, pairs)
+    assert scores.shape == (9, 7, 5) and scores.is_contiguous()
+    torch.testing.assert_close(scores.flatten(1), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("negatives", [8, 60])
+def test_tmn_loss_equals_the_direct_form(negatives):
+    """Loss, gradients and running statistics, with fewer draws than training compositions and with more."""
+    fast, _, x, target = small("tmn")
+    slow = small("tmn")[0]
+    drawn = fast.negatives(target, negatives)
+    loss = fast.loss(x, target, drawn)
+    loss.backward()
+    pairs = as_pairs(torch.cat([target[:, None], drawn], 1), 5)
+    expected = direct_tmn_loss(published(slow), x, pairs)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    for (name, ours), theirs in zip(fast.named_parameters(), slow.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=1e-11, msg=name)
+    for (name, ours), theirs in zip(fast.named_buffers(), slow.buffers()):
+        if "running" in name:
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_negatives_are_all_training_compositions_but_the_truth():
+    _, seen, _, target = small("leplus")
+    listed = set(seen.flatten().nonzero().squeeze(1).tolist())
+    draw = baselines.Negatives(seen)
+    torch.manual_seed(0)
+    drawn = draw(target, 20_000)
+    for truth, row in zip(target.tolist(), drawn):
+        values, counts = row.unique(return_counts=True)
+        assert set(values.tolist()) == listed - {truth}
+        # 20,000 draws among n - 1: a standard deviation is below 1/28 of the mean here, six of them are allowed
+        assert (counts / (20_000 / (len(listed) - 1)) - 1).abs().max() < 6 / 28
+    torch.manual_seed(0)
+    assert torch.equal(draw(target, 20_000), drawn)
+
+
+def test_third_states_follow_their_definition():
+    seen = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool)
+    seen[3, 1] = False  # object 1 was seen with state 0 alone
+    model = baselines.AttributesAsOperators(torch.randn(6, 4), torch.randn(3, 4), 5, seen)
+    torch.manual_seed(0)
+    for state, object_ in seen.nonzero().tolist():
+        with_it = seen[:, object_].nonzero().squeeze(1).tolist()
+        expected = np.zeros(6)
+        others = [i for i in with_it if i != state]
+        for i in others:
+            for k in with_it:
+                if k != i:
+                    expected[k] += 1 / len(others) / (len(with_it) - 1)
+        if not others:
+            expected[state] = 1
+        n = 20_000
+        third = model.draw_third(torch.full((n,), state), torch.full((n,), object_))
+        np.testing.assert_allclose(torch.bincount(third, minlength=6) / n, expected, atol=6 * 0.5 / n**0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_training(name):
+    """Every parameter is in one group and learns, fixed vectors do not; the config rebuilds the model."""
+    model, seen, x, target = small(name, **({"gating_lr": 1e-6} if name == "tmn" else {}))
+    groups = [dict(params=[*model.parameters()])]
+    if name in ("aop", "tmn"):
+        groups = model.parameter_groups(1e-3)
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
+    rates = {"tmn": {1e-3, 1e-6}, "aop": {1e-3, 1e-4}}.get(name, {None})
+    assert {group.get("lr") and round(group["lr"], 9) for group in groups} == rates
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.Adam(groups, lr=1e-3, weight_decay=5e-5)
+    model.loss(x, target).backward()
+    optimizer.step()
+    fixed = {"aop": {"states"}, "symnet": {"states", "objects"}}.get(name, set())
+    assert {key for key, value in model.state_dict().items() if torch.equal(value, before[key])} == fixed
+    again = type(model)(np.zeros((7, 10)), np.zeros((5, 10)), seen=seen, **model.config).double()
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again.eval()(x), model.eval()(x), rtol=0, atol=0)
+
+
+def test_default_settings_build_models():
+    for name, table in baselines.DEFAULTS.items():
+        for settings in table.values():
+            options = {key: value for key, value in settings.items() if key not in baselines.TRAINING}
+            config = baselines.MODELS[name](torch.randn(3, 4), torch.randn(2, 4), 5, torch.ones(3, 2), **options).config
+            assert config.items() >= options.items()
+
+
+@pytest.mark.parametrize("states, objects, seen, options, said", [
+    (torch.ones(3, 4), torch.ones(2, 5), torch.ones(3, 2), {}, "same D"),
+    (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "no NaN"),
+    (torch.ones(3, 4), torch.ones(2, 4), torch.zeros(3, 2), {}, "at least 2"),
+    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"negatives": 0}, "at least 1"),
+])
+def test_bad_input_is_explained(states, objects, seen, options, said):
+    with pytest.raises(ValueError, match=said):
+        baselines.TMN(states, objects, 5, seen, **options)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder of 4 states, 3 objects and 160 images' features, with word vectors."""
+    folder, random = tmp_path_factory.mktemp("data") / "tiny", np.random.default_rng(0)
+    folder.mkdir()
+    states, objects = ["old", "red", "tall", "wet"], ["cat", "dog", "pie"]
+    centres = random.normal(size=(4, 3, 8))
+    rows, features = ["image,state,object,split"], []
+    for i in range(160):
+        split = ("train", "train", "val", "test")[i % 4]
+        c = random.choice({"train": 8, "val": 10, "test": 12}[split])
+        s, o = [*np.ndindex(4, 3)][c * 5 % 12]
+        rows.append(f"{i}.png,{states[s]},{objects[o]},{split}")
+        features.append(centres[s, o] + 0.5 * random.normal(size=8))
+    (folder / "images.csv").write_text("\n".join(rows) + "\n")
+    np.savez(folder / "features.npz", files=[f"{i}.png" for i in range(160)], features=np.float32(features))
+    with open(folder / "vectors.txt", "w") as file:
+        for word in states + objects:
+            print(word, *random.normal(size=6).round(4), file=file)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_main_trains_and_reports(name, tiny, tmp_path, capsys):
+    options = ["--model", name, "--dataset", str(tiny), "--epochs", "2", "--device", "cpu"]
+    options += ["--width", "4", "--negatives", "3"] if name == "tmn" else []
+    baselines.main([*options, "--out", str(tmp_path / "a")])
+    metrics = json.loads((tmp_path / "a/metrics.json").read_text())
+    assert 0 <= metrics["test"]["open"]["exact"]["auc"] <= metrics["test"]["closed"]["exact"]["auc"] <= 1
+    assert metrics["settings"]["model"] == name and "open_masked" in capsys.readouterr().out
+    lines = (tmp_path / "a/feasibility.csv").read_text().splitlines()
+    known = tmp_path / "known.csv"
+    rows = [line.rsplit(",", 1)[0] + f",{-i / 100:.6f}" for i, line in enumerate(lines[1:])]
+    known.write_text("\n".join([lines[0], *rows]))
+    baselines.main([*options, "--out", str(tmp_path / "b"), "--feasibility", str(known)])
+    assert (tmp_path / "b/feasibility.csv").read_text().splitlines() == known.read_text().splitlines()
+    assert (tmp_path / "a/log.csv").read_text().split(",")[1] == (tmp_path / "b/log.csv").read_text().split(",")[1]
+    known.write_text("\n".join(lines[:-1]))
+    with pytest.raises(SystemExit) as stop:
+        baselines.main([*options, "--out", str(tmp_path / "c"), "--feasibility", str(known)])
+    assert stop.value.code == 2 and "wet" in capsys.readouterr().err
