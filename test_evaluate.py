@@ -160,6 +160,9 @@ def test_closed_forms():
     # one image of each half: the seen one is right up to bias 0.5, the unseen one above 0.25
     report = evaluate(np.array([[.75, 0, .25, 0], [.5, 0, 0, .25]]), np.array([0, 3]), seen)
     assert (report["best_hm"], report["bias"], report["auc"]) == (1, 0.375, 1)
+    for above in 0.5, np.nextafter(0.5, 1):  # the seen one is right up to 0.5 or a hair above, the unseen one above 0.5
+        sweep = sweep_of(np.array([[above, 0, 0, 0], [.5, 0, 0, 0]]), np.array([0, 2]), seen)
+        assert accuracy_at(sweep, sweep.report()["bias"])["hm"] == sweep.report()["best_hm"]
     assert [type(value) for value in report.values()] == [float] * 13 + [int] * 3 + [str]
 
 
@@ -218,10 +221,11 @@ def test_kept_scores_are_the_stable_best(share, k):
         missing = ((0, 0), (0, k - order.shape[1]))
         kept += [np.pad(np.take_along_axis(scores[:, group], order, 1), missing, constant_values=-np.inf),
                  np.pad(columns[order], missing)]
-    sweep = BiasSweep(seen, topk=k)
+    options = dict(topk=k, pairs=rng.integers(4, size=(p, 2)))
+    sweep = BiasSweep(seen, **options)
     sweep.update_kept(*kept, target)
     for protocol in PROTOCOLS:
-        np.testing.assert_equal(sweep.report(protocol), evaluate(scores, target, seen, topk=k, protocol=protocol))
+        assert sweep.report(protocol) == evaluate(scores, target, seen, protocol=protocol, **options)
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "constant", "opposed", "agreeing"])
