@@ -6,7 +6,7 @@ harmonic mean (HM). It changes only where an image's best seen and unseen scores
 
 Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
 T thresholds. Accuracies are fractions. Ties go to the lower column, seen before unseen. Two protocols: `exact` tries
-every bias at which some prediction changes; `published` the about 20 of the field's evaluator, and so reports less.
+every (float64) bias where a prediction changes; `published` the about 20 of the field's evaluator, and so reports less.
 
     >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P), higher is better
     >>> target = np.array([0, 1, 2, 1])                                              # (N,) columns of the truth

@@ -387,11 +387,12 @@ def test_bad_kept_scores_merges_and_thresholds():
         threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(3), [0.5])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_input_gives_the_exact_result_or_the_documented_error(data):
     n, p = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 5))
-    values = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2, 2).map(float) | st.floats(width=32)
+    finite = st.integers(-2, 2).map(float) | st.floats(-65504, 65504, width=16)  # float64 subtracts these exactly
+    values = finite | st.sampled_from([np.nan, np.inf, -1e308]) if data.draw(st.integers(0, 3)) == 0 else finite
     scores = data.draw(hnp.arrays(float, (n, p), elements=values))
     seen, candidates = (data.draw(hnp.arrays(bool, p)) for _ in range(2))
     least = -1 if data.draw(st.integers(0, 9)) == 0 else 0
