@@ -6,10 +6,7 @@ A negative is a training composition other than the truth, all with equal chance
 """
 
 import argparse
-import csv
-import itertools
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +14,7 @@ from torch.nn import functional as F
 import common
 import experiment
 from feasibility import feasibility_scores
+from train import primitive_vectors
 
 
 def draw_other(size, skip):
@@ -43,10 +41,7 @@ class Negatives(nn.Module):
 
 def hold(model, state_vectors, object_vectors, *, states=True, objects=True):
     """Give `model` its own `states` (S,D) and `objects` (O,D), trained or fixed; return D. Raise ValueError."""
-    vectors = [torch.as_tensor(array).float().clone() for array in (state_vectors, object_vectors)]
-    if any(array.ndim != 2 or array.shape[1] != vectors[0].shape[1] or not array.isfinite().all() for array in vectors):
-        raise ValueError(f"state vectors {tuple(vectors[0].shape)} and object vectors {tuple(vectors[1].shape)}: "
-                         "expected (S, D) and (O, D) with the same D and no NaN or infinite values")
+    vectors = primitive_vectors(state_vectors, object_vectors)
     model.states, model.objects = (nn.Parameter(array) if trained else nn.Buffer(array)
                                    for array, trained in zip(vectors, (states, objects)))
     return vectors[0].shape[1]
@@ -395,26 +390,16 @@ TASKS = TRAINING | dict(epochs=100, batch_size=256, lr=1e-4, gating_lr=1e-6, neg
                         fixed_vectors=False)
 SHOES = TASKS | dict(width=300, fixed_vectors=True, vectors=["word2vec"])
 # The published settings of each dataset; any other gets those of UT-Zappos, TMN with 50 negatives.
+BUILT_IN = dict(batch_size=128, lr=1e-3)  # of the built-in dataset, for minutes on a CPU instead of hours
 DEFAULTS = dict(
-    leplus=dict(other=TRAINING),
+    leplus=dict(shapes=TRAINING | BUILT_IN | dict(epochs=400), other=TRAINING),
     aop=dict(mitstates=TRAINING | dict(auxiliary=1000.0), other=TRAINING | dict(auxiliary=1.0)),
     symnet=dict(mitstates=TRAINING | dict(batch_size=450, object=0.1), other=TRAINING | dict(object=1.0)),
     tmn=dict(mitstates=TASKS, utzappos=SHOES, other=SHOES | dict(negatives=50)),
 )
-
-
-def read_feasibility(path, states, objects):
-    """(S,O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing."""
-    if str(path).endswith(".pt"):
-        held = experiment.load_best(path, "CompCos")
-        rows = dict(zip(itertools.product(held["states"], held["objects"]), held["feasibility"].flatten().tolist()))
-    else:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(file)}
-    try:
-        return np.array([[rows[state, object_] for object_ in objects] for state in states])
-    except KeyError as missing:
-        raise ValueError(f"{path} has no feasibility of {missing}: give a file of a run on the same data") from None
+DEFAULTS["aop"]["shapes"] = DEFAULTS["aop"]["other"] | BUILT_IN | dict(epochs=100)
+DEFAULTS["symnet"]["shapes"] = DEFAULTS["symnet"]["other"] | BUILT_IN | dict(epochs=24)
+DEFAULTS["tmn"]["shapes"] = DEFAULTS["tmn"]["other"] | BUILT_IN | dict(epochs=24, gating_lr=1e-3, width=16)
 
 
 @common.command
@@ -422,7 +407,7 @@ def main(argv=None):
     """Train and evaluate one of the four. The world decides only by which validation AUC the best epoch is chosen."""
     parser = argparse.ArgumentParser(description="LabelEmbed+, Attributes as Operators, TMN, SymNet: run as CompCos.")
     parser.add_argument("--model", required=True, choices=MODELS)
-    experiment.add_options(parser, DEFAULTS)
+    experiment.add_options(parser)
     group = parser.add_argument_group("baselines")
     group.add_argument("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv or best.pt, for the mask "
                        "(default: from the word vectors)")
@@ -434,7 +419,7 @@ def main(argv=None):
     dataset, features, states, objects, device, settings = experiment.prepare(options, options.model, table)
     keywords = {key: settings[key] for key in table["other"] if key not in TRAINING}
     settings["feasibility"] = options.feasibility or "word vectors"
-    rho = (read_feasibility(options.feasibility, dataset.states, dataset.objects) if options.feasibility
+    rho = (experiment.read_feasibility(options.feasibility, dataset.states, dataset.objects) if options.feasibility
            else feasibility_scores(states, objects, dataset.seen))
 
     def build():

@@ -1,6 +1,7 @@
-"""Speed and memory, each as a ratio to a baseline measured in the same run: `python benchmark.py evaluate|feasibility|step|features|baselines`.
+"""Speed and memory, each as a ratio to a baseline measured in the same run: `python benchmark.py NAME ...`, see --help.
 
-Times on shared machines are noisy: every figure is the median of `--repeat` alternating runs of both sides, and only the ratio is meant.
+Times on shared machines are noisy: a figure is the median of `--repeat` alternating runs of both sides, and only the
+ratio is meant.
 """
 
 import argparse
@@ -186,6 +187,56 @@ def bench_run(repeat):
     moments.append(time.perf_counter())
     print(f"run, MIT-States' size ({'real' if folder.exists() else 'random'} pairs), {device}: {epochs} epochs of 238 steps in "
           f"{moments[-1] - moments[0]:.1f} s (first {moments[1] - moments[0]:.2f} s, then {(moments[-2] - moments[1]) / (epochs - 1):.3f} s each)")
+
+
+def bench_scale(repeat):
+    """Open-world training and evaluation of large vocabularies: time and peak memory against S * O, each in a process of its own."""
+    import subprocess
+    import sys
+
+    for S, O, D in ((115, 245, 600), (413, 674, 300), (2000, 5000, 300)):
+        code = f"import benchmark; benchmark.large_vocabulary({S}, {O}, {D}, {repeat})"
+        print(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout, end="")
+
+
+def large_vocabulary(S, O, D, repeat, images=256):
+    """Train a few steps, find τ and evaluate three candidate sets on made-up features; print time and peak memory."""
+    import resource
+
+    import numpy as np
+    import torch
+
+    from compcos import CompCos, objective
+    from experiment import best_threshold
+    from features import pick_device
+    from feasibility import hard_mask
+    from train import stepper, sweep
+
+    device, random = pick_device(), np.random.default_rng(0)
+    seen = np.zeros((S, O), bool)
+    seen.flat[random.choice(S * O, 5592 if S < 2000 else 50_000, replace=False)] = True
+    seen[np.arange(S), np.arange(S) % O] = seen[np.arange(O) % S, np.arange(O)] = True
+    features = torch.randn(images, 512, device=device)
+    target = random.choice(np.flatnonzero(seen), images)
+    target[::2] = random.integers(0, S * O, len(target[::2]))
+    model = CompCos(random.normal(size=(S, D)), random.normal(size=(O, D)), 512).to(device)
+    loss, after_epoch = objective(model, seen)
+    after_epoch(15)
+    adam = torch.optim.Adam(model.parameters(), lr=5e-5, fused=True, capturable=device.type == "cuda")
+    step, _ = stepper(model, loss, adam, features, torch.as_tensor(target, device=device), 128)
+    order = torch.arange(128, device=device)
+    for _ in range(4 if device.type == "cuda" else 1):  # warm up, and capture the step
+        step(order)
+    seconds, = timed(lambda: (step(order), torch.cuda.synchronize() if device.type == "cuda" else None), repeat=repeat)
+    start = time.perf_counter()
+    rho = model.feasibility(seen)
+    tau, _ = best_threshold(model, features, target, seen, rho)
+    sweep(model, features, target, seen, dict(open=np.ones(S * O, bool), masked=hard_mask(rho, seen, tau).ravel()))
+    rate = images / (time.perf_counter() - start)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    gpu = f", {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the GPU" if device.type == "cuda" else ""
+    print(f"scale, {S:,} x {O:,} = {S * O:,} compositions, D {D}, {device}: step of 128 images {1e3 * seconds:,.1f} ms, feasibility, τ of 50 and "
+          f"two evaluations {rate:,.0f} images/s, peak memory {memory:.2f} GB{gpu}", flush=True)
 
 
 def bench_words(repeat):

@@ -1,4 +1,4 @@
-"""What every script here needs and no paper describes: progress on stderr, errors without tracebacks, files never half-written."""
+"""What every script needs and no paper describes: progress on stderr, errors without tracebacks, whole files or none."""
 
 import functools
 import os
@@ -57,7 +57,7 @@ def duration(seconds):
 
 @contextmanager
 def writing(path, mode="w", **options):
-    """Open a temporary file beside `path` that takes its name only if the block ends well: nothing half-written stays."""
+    """Open a temporary file beside `path` that takes its name only if the block ends well."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     if "b" not in mode:
@@ -71,7 +71,7 @@ def writing(path, mode="w", **options):
 
 
 def command(main):
-    """Decorate a `main(argv=None)`: bad input (ValueError, OSError) becomes one `error:` line and exit status 2; Ctrl-C 130."""
+    """Decorate a `main(argv=None)`: bad input (ValueError, OSError) ends in an `error:` line and status 2, Ctrl-C in 130."""
 
     @functools.wraps(main)
     def guarded(argv=None):

@@ -1,7 +1,7 @@
 """CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper, Sec. 3).
 
-Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D shared space, F features.
-A composition (s, o) has the index s * O + o.
+Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D shared space,
+F features. A composition (s, o) has the index s * O + o.
 """
 
 import argparse
@@ -15,35 +15,31 @@ import torch.nn.functional as nnf
 import common
 import experiment
 import features as image_features
+import train
 from feasibility import feasibility_scores
 
 
 class CompCos(nn.Module):
     """Images and compositions in one space, compared by cosine (Eq. 1).
 
-    `state_vectors` (S, D) and `object_vectors` (O, D) initialise φ's primitive embeddings, which are trained;
-    ω: Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). ValueError for vectors of other shapes or not finite.
+    `state_vectors` (S, D) and `object_vectors` (O, D) initialise φ's primitive embeddings, which are trained; ω is
+    Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). ValueError: vectors of other shapes or not finite.
     """
 
     def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5):
         super().__init__()
-        states, objects = (torch.as_tensor(vectors).float().clone() for vectors in (state_vectors, object_vectors))
-        if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1] or not states.numel():
-            raise ValueError(f"state vectors {tuple(states.shape)} and object vectors {tuple(objects.shape)}: "
-                             "expected (S, D) and (O, D) with the same D")
-        if not (states.isfinite().all() and objects.isfinite().all()):
-            raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
-        dim = states.shape[1]
+        vectors = train.primitive_vectors(state_vectors, object_vectors)
+        dim = vectors[0].shape[1]
         self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout)
         self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, threshold, bias, settings
-        self.states, self.objects = nn.Parameter(states), nn.Parameter(objects)  # φ of the primitives, (S, D), (O, D)
-        self.projection = nn.Linear(2 * dim, dim)                                # W: [φ(s); φ(o)] -> φ(s, o)
+        self.states, self.objects = map(nn.Parameter, vectors)  # φ of the primitives, (S, D) and (O, D)
+        self.projection = nn.Linear(2 * dim, dim)               # W: [φ(s); φ(o)] -> φ(s, o)
         self.image_embedder = nn.Sequential(nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(),
                                             nn.Dropout(dropout), nn.Linear(hidden, dim))  # ω
 
     @classmethod
     def load(cls, path, device="cpu"):
-        """The model of a `best.pt`, in evaluation mode; the data is not needed. Its `checkpoint` says what else the file holds."""
+        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what else the file holds."""
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
         model = cls(weights["states"], weights["objects"], **checkpoint["config"])
@@ -66,10 +62,10 @@ class CompCos(nn.Module):
 
     def score(self, features, compositions):
         """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from `compositions()`."""
-        by_state, by_object = self._halves(features, compositions)
+        by_state, by_object = self.halves(features, compositions)
         return (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
 
-    def _halves(self, features, compositions):
+    def halves(self, features, compositions):
         """x·a_s (B, S) and x·b_o (B, O) for unit x = ω(image)."""
         x = self.embed_images(features)
         return x @ compositions[0].T, x @ compositions[1].T
@@ -78,7 +74,7 @@ class CompCos(nn.Module):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
         a, b, _ = self.compositions()
         pairs = torch.as_tensor(pairs, device=features.device)
-        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # embedding: deterministic backward on GPUs
+        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # unlike a[...], deterministic on GPUs
         return self.embed_images(features) @ nnf.normalize(chosen).T
 
     def embed_images(self, features):
@@ -87,8 +83,8 @@ class CompCos(nn.Module):
 
     def embed_compositions(self, pairs):
         """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
-        pairs = torch.as_tensor(pairs, device=self.states.device)
-        return nnf.normalize(self.projection(torch.cat([self.states[pairs[:, 0]], self.objects[pairs[:, 1]]], dim=1)))
+        state, object_ = torch.as_tensor(pairs, device=self.states.device).T
+        return nnf.normalize(self.projection(torch.cat([self.states[state], self.objects[object_]], dim=1)))
 
     def feasibility(self, seen, *, mix="mean"):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen (S, O) bool."""
@@ -126,13 +122,13 @@ def _penalty(seen, margin, dtype):
 
 
 class FusedLoss(torch.autograd.Function):
-    """`compcos_loss` of the factorised cosines with its gradients in the same pass: no (B, S, O) tensor outlives a chunk.
+    """`compcos_loss` of the factorised cosines, with its gradients: no (B, S, O) tensor outlives a chunk of images.
 
-    Its softmax is known as soon as its logits are, so a chunk of images makes both while it is still in the cache.
+    The softmax of a chunk is known as soon as its logits are, so its gradients are made while it is in the cache.
     Memory: two chunks of max(1, ELEMENTS // C) images, whatever the batch. Equal to the plain form in the tests.
     """
 
-    ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # floats a chunk: half an L3 share of a core; a GPU wants few, large kernels
+    ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers a chunk: they stay in the cache; a GPU wants large kernels
 
     @staticmethod
     def forward(ctx, by_state, by_object, factor, penalty, target):
@@ -171,26 +167,27 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
     closed: Eq. 2. open: Eq. 7, over the seen compositions alone in the first epoch; after each epoch ρ comes from the
     present embeddings and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0).
     """
-    for name, value, fine in (("scale (1/T)", scale, scale > 0), ("margin (α)", margin, margin >= 0), ("warmup", warmup, warmup >= 0)):
-        if not (fine and np.isfinite(value)):
-            raise ValueError(f"{name} is {value}: expected a {'positive' if name[0] == 's' else 'non-negative'} finite number")
+    if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite([scale, margin, warmup]).all()):
+        raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: expected finite numbers, the "
+                         "first above 0, the others 0 or more")
     device = model.states.device
     seen = torch.as_tensor(seen, device=device)
     if world == "closed":
         pairs = seen.nonzero()
         position = torch.full((seen.numel(),), -1, device=device)
         position[pairs[:, 0] * seen.shape[1] + pairs[:, 1]] = torch.arange(len(pairs), device=device)
-        return lambda features, target: nnf.cross_entropy(scale * model.cosines(features, pairs), position[target]), None
+        return (lambda x, target: nnf.cross_entropy(scale * model.cosines(x, pairs), position[target])), None
 
-    penalty, dtype = scale * _penalty(seen, None, model.states.dtype), model.states.dtype
+    dtype = model.states.dtype
+    penalty = scale * _penalty(seen, None, dtype)
 
     def loss(features, target):
         compositions = model.compositions()
-        return FusedLoss.apply(*model._halves(features, compositions), scale * compositions[2], penalty, target)
+        return FusedLoss.apply(*model.halves(features, compositions), scale * compositions[2], penalty, target)
 
     def after_epoch(epoch):
-        rho = model.feasibility(seen, mix=mix)
-        penalty.copy_(scale * _penalty(seen, margin * min(1.0, epoch / max(warmup, 1)) * rho, dtype))
+        alpha = margin * min(1.0, epoch / max(warmup, 1))
+        penalty.copy_(scale * _penalty(seen, alpha * model.feasibility(seen, mix=mix), dtype))
 
     return loss, after_epoch
 
@@ -209,13 +206,12 @@ def load_published(state_dict):
         states, objects = weights["attr_embedder.weight"], weights["obj_embedder.weight"]
         hidden, feature_dim = weights[f"{first}.weight"].shape
         model = CompCos(states, objects, feature_dim, hidden=hidden)
-        names = {"states": "attr_embedder.weight", "objects": "obj_embedder.weight"}
-        names |= {f"projection.{part}": f"projection.{part}" for part in ("weight", "bias")}
-        names |= {f"image_embedder.{i}.{part}": f"{layer}.{part}" for i, layer in ((0, first), (1, norm), (4, last)) for part in ("weight", "bias")}
-        model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
+        ours = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm, "image_embedder.4": last}
+        model.load_state_dict({"states": states, "objects": objects} | {
+            f"{name}.{part}": weights[f"{theirs}.{part}"] for name, theirs in ours.items() for part in ("weight", "bias")})
     except (KeyError, ValueError, RuntimeError) as error:
-        raise ValueError(f"not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, obj_embedder, "
-                         f"projection): {error}; found {', '.join(list(weights)[:12])}") from None
+        raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, "
+                         f"obj_embedder, projection): {error}; found {', '.join(list(weights)[:12])}") from None
     return model.to(states.dtype).eval()
 
 
@@ -232,23 +228,24 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
         features = experiment.features_like(model.checkpoint, features, device)
     features = torch.as_tensor(features, device=device).to(model.states.dtype)
     if features.ndim != 2 or features.shape[1] != model.config["feature_dim"]:
-        raise ValueError(f"features of shape {tuple(features.shape)}: the model was trained on (N, {model.config['feature_dim']})")
+        raise ValueError(f"features of shape {tuple(features.shape)}: the model was trained on "
+                         f"(N, {model.config['feature_dim']})")
     total = len(model.states) * len(model.objects)
     offset = torch.zeros(total, device=device)
     if bias:
         if model.checkpoint is None:
-            raise ValueError("a bias on unseen compositions needs to know the seen ones: load the model with CompCos.load(best.pt)")
+            raise ValueError("a bias on the unseen needs to know the seen: load the model with CompCos.load(best.pt)")
         offset += bias * ~model.checkpoint["seen"].flatten().to(device)
     if candidates is not None:
         allowed = torch.as_tensor(candidates, device=device).flatten()
         if allowed.dtype != torch.bool or len(allowed) != total:
-            raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)}: expected a bool for each of the {total} compositions")
+            raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)}: expected bool, one for each of the "
+                             f"{total} compositions")
         offset = offset.masked_fill(~allowed, -torch.inf)
     if not 1 <= k <= int(offset.isfinite().sum()):
         raise ValueError(f"k is {k}: expected 1 to {int(offset.isfinite().sum())}, the number of candidates")
-    model.eval()
     parts = []
-    for _, scores in experiment.chunks(model, features, model.compositions()):
+    for _, scores in train.chunks(model.eval(), features, model.compositions()):
         best = (scores + offset).topk(k, dim=1).indices
         parts.append((best, scores.gather(1, best)))
     return tuple(torch.cat(part).cpu().numpy() for part in zip(*parts))
@@ -262,33 +259,37 @@ DEFAULTS = {
     "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
 }
 DEFAULTS["other"] = DEFAULTS["mitstates"]
-DEFAULTS = {name: dict(epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5) | own for name, own in DEFAULTS.items()}
+COMMON = dict(epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5)
+DEFAULTS = {name: COMMON | own for name, own in DEFAULTS.items()}
 
 
 @common.command
 def main(argv=None):
     """Train and evaluate, or predict with a checkpoint."""
     parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint and --predict, predict.")
-    experiment.add_options(parser, DEFAULTS)
-    group = parser.add_argument_group("CompCos")
-    group.add_argument("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
-    group.add_argument("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
-    group.add_argument("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
-    group.add_argument("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
-    group = parser.add_argument_group("prediction")
-    group.add_argument("--checkpoint", metavar="FILE", help="a best.pt")
-    group.add_argument("--predict", nargs="+", metavar="IMAGE", help="image files")
-    group.add_argument("--candidates", default="open_masked", choices=experiment.SETTINGS, help="allowed answers (default open_masked)")
-    group.add_argument("--top", type=int, default=5, help="answers an image (default 5)")
+    experiment.add_options(parser)
+    add = parser.add_argument_group("CompCos").add_argument
+    add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
+    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
+    add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
+    add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    add = parser.add_argument_group("prediction").add_argument
+    add("--checkpoint", metavar="FILE", help="a best.pt")
+    add("--predict", nargs="+", metavar="IMAGE", help="image files")
+    add("--candidates", default="open_masked", choices=experiment.SETTINGS, help="allowed answers (default open_masked)")
+    add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict:
         return print_predictions(options)
     dataset, features, states, objects, device, settings = experiment.prepare(options, "compcos", DEFAULTS)
 
     def build():
-        model = CompCos(states, objects, features["train"].shape[1], hidden=settings["hidden"], dropout=settings["dropout"]).to(device)
-        loss, after_epoch = objective(model, dataset.seen, **{key: settings[key] for key in ("world", "scale", "margin", "warmup", "mix")})
-        return model, dict(loss=loss, after_epoch=after_epoch, rho=lambda: model.feasibility(dataset.seen, mix=settings["mix"]))
+        model = CompCos(states, objects, features["train"].shape[1], hidden=settings["hidden"],
+                        dropout=settings["dropout"]).to(device)
+        keywords = {key: settings[key] for key in ("world", "scale", "margin", "warmup", "mix")}
+        loss, after_epoch = objective(model, dataset.seen, **keywords)
+        return model, dict(loss=loss, after_epoch=after_epoch,
+                           rho=lambda: model.feasibility(dataset.seen, mix=settings["mix"]))
 
     experiment.experiment(build, dataset, features, settings=settings, seeds=options.seed, device=device, out=options.out,
                           resume=options.resume, save_scores=options.save_scores)
@@ -297,14 +298,16 @@ def main(argv=None):
 def print_predictions(options):
     """The best compositions of some image files, with score and feasibility, a line each."""
     if not (options.checkpoint and options.predict):
-        raise ValueError("--checkpoint FILE and --predict IMAGE ... go together")
+        raise ValueError("--checkpoint FILE and --predict IMAGE ... go together (a run goes on with --resume; a model of "
+                         "other primitives is trained anew)")
     model = CompCos.load(options.checkpoint, options.device)
     held = model.checkpoint
     seen, rho = held["seen"].flatten(), held["feasibility"].flatten()
     allowed = dict(closed=held["closed"], open=torch.ones_like(seen), open_masked=seen | (rho >= held["threshold"]))
     bias = held["bias"][options.candidates]
     indices, scores = predict(model, options.predict, k=options.top, candidates=allowed[options.candidates], bias=bias)
-    print(f"{options.candidates}: {int(allowed[options.candidates].sum()):,} candidates, bias {bias:.3f} on the unseen (from validation)")
+    print(f"{options.candidates}: {int(allowed[options.candidates].sum()):,} candidates, bias {bias:.3f} on the unseen "
+          "(from validation)")
     for image, columns, values in zip(options.predict, indices, scores):
         print(image)
         for c, value in zip(columns.tolist(), values):

@@ -1,13 +1,17 @@
-"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write every file, print a table.
+"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write the files.
 
-Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o. Fractions in files, percent
-in print. Candidate sets: closed (the seen and the phase's own compositions), open (all), open_masked (seen or ρ >= τ).
+Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o. Fractions in files,
+percent in print. Candidate sets: closed (the seen and the phase's own compositions), open (all), open_masked (seen or
+ρ >= τ).
 """
 
 import csv
+import itertools
 import json
 import math
 import platform
+import warnings
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +39,8 @@ def best_threshold(model, features, target, seen, rho):
     thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50) if not seen.all() else np.array([-1.0])
     model.eval()
     with torch.no_grad():
-        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in chunks(model, features, model.compositions()))
+        scored = chunks(model, features, model.compositions())
+        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
         curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
     return float(thresholds[np.argmax(np.nan_to_num(curve["auc"]))]), curve
 
@@ -56,37 +61,44 @@ def test(model, arrays, dataset, rho, out, *, save_scores=False):
     seen, tau, curve = dataset.seen, *best_threshold(model, *arrays["val"], dataset.seen, rho)
     masks = {phase: dict(closed=dataset.candidates(phase), open=np.ones(seen.size, bool),
                          open_masked=hard_mask(rho, seen, tau).ravel()) for phase in ("val", "test")}
-    validation = {name: both_protocols(swept) for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items()}
-    bias = {name: finite(reports["exact"]["bias"]) for name, reports in validation.items()}
+    validation = {name: both_protocols(swept)
+                  for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items()}
+    bias = {name: reports["exact"]["bias"] for name, reports in validation.items()}
+    bias = {name: value if math.isfinite(value) else 0.0 for name, value in bias.items()}
     target, save = arrays["test"][1], None
     if save_scores:
         save = np.lib.format.open_memmap(out / "scores.npy", "w+", np.float32, (len(target), seen.size))
+        for name, mask in masks["test"].items():
+            np.savez(out / f"scores_{name}.npz", target=target, seen=seen.ravel(), candidates=mask,
+                     pairs=index_pairs(seen))
     swept = sweep(model, *arrays["test"], seen, masks["test"], save=save)
-    results = {name: both_protocols(swept[name][0]) | dict(fixed_bias=accuracy_at(swept[name][0], bias[name])) for name in SETTINGS}
-    write_predictions(out, dataset, {name: decide(swept[name][1], bias[name]) for name in SETTINGS})
+    results = {name: both_protocols(one) | dict(fixed_bias=accuracy_at(one, bias[name]))
+               for name, (one, _) in swept.items()}
+    write_predictions(out, dataset, {name: decide(kept, bias[name]) for name, (_, kept) in swept.items()})
+    curves = {name: one.curve() for name, (one, _) in swept.items()}
     with common.writing(out / "curves.npz", "wb") as file:  # to draw: accuracies as the bias grows, exact
-        np.savez(file, **{f"{name}_{half}": getattr(swept[name][0].curve(), half) for name in SETTINGS for half in ("seen", "unseen")})
-    for name in SETTINGS if save_scores else ():
-        np.savez(out / f"scores_{name}.npz", target=target, seen=seen.ravel(), candidates=masks["test"][name], pairs=index_pairs(seen))
-    truth, known = (occurring(dataset), "that occur") if dataset.feasible is None else (dataset.feasible, "that are feasible")
-    return dict(truth=known, validation=validation, threshold=tau, bias=bias, test=results, feasibility_auroc=auroc(rho, truth, ~seen),
+        np.savez(file, **{f"{name}_{half}": getattr(curve, half)
+                          for name, curve in curves.items() for half in ("seen", "unseen")})
+    truth, known = dataset.feasible, "that are feasible"
+    if truth is None:
+        truth, known = occurring(dataset), "that occur"
+    return dict(validation=validation, threshold=tau, bias=bias, test=results, truth=known,
+                feasibility_auroc=auroc(rho, truth, ~seen),
                 candidates={phase: {name: int(mask.sum()) for name, mask in masks[phase].items()} for phase in masks},
                 threshold_curve={key: values.tolist() for key, values in curve.items()})
 
 
 def both_protocols(swept):
-    """{"exact": report, "published": report}."""
-    return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
-
-
-def finite(value):
-    """A bias that can be applied: 0 where the sweep found none."""
-    return value if math.isfinite(value) else 0.0
+    """{"exact": report, "published": report}, nan without a warning where a half has no images."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
 
 
 def occurring(dataset):
     """(S, O) bool: the unseen compositions with a place in the validation or test lists."""
-    return (dataset.candidates("val") | dataset.candidates("test")).reshape(dataset.seen.shape) & ~dataset.seen
+    listed = dataset.candidates("val") | dataset.candidates("test")
+    return listed.reshape(dataset.seen.shape) & ~dataset.seen
 
 
 def write_predictions(out, dataset, decided):
@@ -103,12 +115,14 @@ def write_predictions(out, dataset, decided):
             cells = ((names[columns[i]], f"{scores[i]:.4f}") for columns, scores in decided.values())
             rows.writerow([image, names[truth], int(seen[truth]), *(cell for pair in cells for cell in pair)])
     images = np.bincount(target, minlength=seen.size)
-    right = {name: np.bincount(target[columns == target], minlength=seen.size) for name, (columns, _) in decided.items()}
+    right = {name: np.bincount(target[columns == target], minlength=seen.size)
+             for name, (columns, _) in decided.items()}
     with common.writing(out / "compositions.csv") as file:
         rows = csv.writer(file)
         rows.writerow(["composition", "seen", "images", *right])
-        rows.writerows([names[c], int(seen[c]), images[c], *(f"{count[c] / images[c]:.4f}" for count in right.values())]
-                       for c in np.flatnonzero(images))
+        for c in np.flatnonzero(images):
+            accuracies = (f"{count[c] / images[c]:.4f}" for count in right.values())
+            rows.writerow([names[c], int(seen[c]), images[c], *accuracies])
 
 
 def write_json(path, value):
@@ -147,34 +161,35 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings["seed"])
     model, parts = build()
-    arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase]) for phase in data.PHASES}
-    world = dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool)
+    arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
+              for phase in data.PHASES}
+    world = dict(world=dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool))
+    keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
 
     def validate():
-        return selection(sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"][0].report())
+        return selection(both_protocols(sweep(model, *arrays["val"], dataset.seen, world)["world"][0])["exact"])
 
     with memory_explained(device):
         targets = torch.as_tensor(dataset.targets["train"], device=device)
-        history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume, settings=settings,
-                      after_epoch=parts["after_epoch"], **{key: settings[key] for key in ("epochs", "batch_size", "lr",
-                                                                                          "weight_decay", "seed")})
+        history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume,
+                      settings=settings, after_epoch=parts["after_epoch"], **keywords)
         rho = parts["rho"]()
         metrics = test(model, arrays, dataset, rho, out, save_scores=save_scores)
     best = max(history, key=lambda row: row["validation"])
-    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], seconds_an_epoch=best["seconds"]) | metrics
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **metrics)
     save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
     with common.writing(out / "best.pt", "wb") as file:
-        torch.save(dict(model=type(model).__name__, config=model.config, weights=model.state_dict(), states=dataset.states,
-                        objects=dataset.objects, seen=torch.as_tensor(dataset.seen), feasibility=torch.as_tensor(rho),
-                        closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"],
-                        bias=metrics["bias"], settings=settings), file)
+        torch.save(dict(model=type(model).__name__, config=model.config, weights=model.state_dict(), settings=settings,
+                        states=dataset.states, objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
+                        feasibility=torch.as_tensor(rho), closed=torch.as_tensor(dataset.candidates("test")),
+                        threshold=metrics["threshold"], bias=metrics["bias"]), file)
     write_json(out / "metrics.json", metrics)
     return metrics
 
 
 def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False):
-    """Train and test once a seed, printing tables: one seed fills the folder `out`; of several, each fills out/seedK and
-    out/metrics.json holds mean and standard deviation.
+    """Train and test once a seed, printing tables: one seed fills the folder `out`; of several, each fills out/seedK
+    and out/metrics.json holds mean and standard deviation.
 
     `build()` gives a model on `device` and a dict of `loss`, `after_epoch` (see `fit`) and `rho`, a function that gives
     (S, O) feasibility. features: phase -> (N, F). settings: plain values, all recorded; of them `world`, `epochs`,
@@ -183,24 +198,26 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     results = []
     for seed in seeds:
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
-        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device, out=folder,
-                                resume=resume, save_scores=save_scores))
-        print(table(results[-1], f"{dataset.name}, {settings['model']}, {settings['world']} world, seed {seed}"), flush=True)
+        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device,
+                                out=folder, resume=resume, save_scores=save_scores))
+        title = f"{dataset.name}, {settings['model']}, {settings['world']} world, seed {seed}"
+        print(table(results[-1], title), flush=True)
     if len(seeds) > 1:
-        means, deviations = (combine(results, function) | dict(truth=results[0]["truth"]) for function in (np.mean, np.std))
-        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means, std=deviations))
+        means, deviations = (combine(results, function) for function in (np.mean, np.std))
+        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means,
+                                              std=deviations))
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
     return results
 
 
 def combine(results, function):
-    """The metrics of several runs as one nested dict of numbers, `function` (mean, std) taken over the runs."""
+    """The metrics of several runs as one nested dict, `function` (mean, std) taken of each number; words stay."""
     first = results[0]
     if isinstance(first, dict):
         return {key: combine([result[key] for result in results], function) for key in first
-                if key not in ("settings", "versions", "threshold_curve", "protocol", "topk", "truth")}
-    return float(function(results))
+                if key not in ("settings", "versions", "threshold_curve")}
+    return first if isinstance(first, str) else float(function(results))
 
 
 def load_best(path, model):
@@ -218,94 +235,116 @@ def load_best(path, model):
     return held
 
 
+def read_feasibility(path, states, objects):
+    """(S,O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing."""
+    if str(path).endswith(".pt"):
+        held = load_best(path, "CompCos")
+        rows = dict(zip(itertools.product(held["states"], held["objects"]), held["feasibility"].flatten().tolist()))
+    else:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(file)}
+    try:
+        return np.array([[rows[state, object_] for object_ in objects] for state in states])
+    except KeyError as missing:
+        raise ValueError(f"{path} has no feasibility of {missing}: give a file of a run on the same data") from None
+
+
 def features_like(checkpoint, paths, device):
     """Features (N, F) of image files, made as those that the loaded checkpoint was trained on."""
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
     if backbone.startswith(shapes.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu")
     if not backbone.startswith("ResNet-18"):
-        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not image files")
+        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images")
     return image_features.extract(paths, backbone=image_features.load_backbone(checkpoint["settings"].get("weights")),
                                   device=device, respect_orientation="upright" in backbone)
 
 
-COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy", Obj="object_accuracy")
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
+COLUMNS = FIXED | dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc")
 
 
 def table(metrics, title, deviations=None):
     """The test results as text, in percent: for each candidate set both protocols, and the bias fixed on validation."""
     width = 14 if deviations else 7
-    lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}" + "".join(f"{name:>{width}}" for name in COLUMNS)]
+    names = "".join(f"{name:>{width}}" for name in COLUMNS)
+    lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
     for setting in SETTINGS:
         size = f"{setting} ({metrics['candidates']['test'][setting]:,.0f})"
         for protocol, report in metrics["test"][setting].items():
-            cells = []
-            for name, key in (FIXED if protocol == "fixed_bias" else COLUMNS).items():
-                spread = f" ± {100 * deviations['test'][setting][protocol][key]:.1f}" if deviations else ""
-                cells.append((name, f"{100 * report[key]:.1f}{spread}"))
-            cells = dict(cells)
-            label = protocol.replace("_", " ")
-            lines.append(f"{size:<22}{label:<12}" + "".join(f"{cells.get(name, ''):>{width}}" for name in COLUMNS))
+            keys, cells = FIXED if protocol == "fixed_bias" else COLUMNS, ""
+            for name in COLUMNS:
+                cell = f"{100 * report[keys[name]]:.1f}" if name in keys else ""
+                if cell and deviations:
+                    cell += f" ± {100 * deviations['test'][setting][protocol][keys[name]]:.1f}"
+                cells += f"{cell:>{width}}"
+            lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
     lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias")
     if math.isfinite(metrics["feasibility_auroc"]):
-        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC {metrics['feasibility_auroc']:.3f}")
+        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC "
+                     f"{metrics['feasibility_auroc']:.3f}")
     return "\n".join(lines)
 
 
-def add_options(parser, defaults):
-    """The options that every system shares; `defaults` (dataset -> settings) is only told in the help."""
-    group = parser.add_argument_group("data")
-    group.add_argument("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
-    group.add_argument("--data-root", default="data", metavar="DIR", help="where the datasets and word vectors are (default data)")
-    group.add_argument("--features", metavar="FILE", help="(N, F) features by file name (.npz: files, features), from CLIP say")
-    group.add_argument("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch hub's)")
-    group.add_argument("--vectors", nargs="+", metavar="NAME|FILE", help="word vectors: word2vec, fasttext, glove, random or files, concatenated")
-    group.add_argument("--missing", default="error", choices=["error", "random", "mean"], help="for names without vectors")
-    group.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    group.add_argument("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
-    group = parser.add_argument_group("training (defaults: the published ones of the dataset)")
-    group.add_argument("--world", default="open", choices=["open", "closed"])
-    for name, kind, text in (("epochs", int, ""), ("batch-size", int, ""), ("lr", float, "learning rate"), ("weight-decay", float, "")):
-        group.add_argument(f"--{name}", type=kind, help=text)
-    group.add_argument("--seed", type=int, nargs="+", default=[0], metavar="K", help="one run each (default 0)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    group = parser.add_argument_group("output")
-    group.add_argument("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
-    group.add_argument("--resume", action="store_true", help="go on from last.pt in --out")
-    group.add_argument("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
+def add_options(parser):
+    """The options that every system shares."""
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
+    add("--data-root", default="data", metavar="DIR", help="where datasets and word vectors are (default data)")
+    add("--features", metavar="FILE", help="features by file name (.npz: files, features (N, F)), from CLIP say")
+    add("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch hub's)")
+    add("--vectors", nargs="+", metavar="NAME|FILE",
+        help="word vectors, concatenated: word2vec, fasttext, glove, random, or files")
+    add("--missing", default="error", choices=["error", "random", "mean"], help="for words without vectors")
+    add("--skip-broken", action="store_true", help="leave out images that cannot be read")
+    add("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
+    add = parser.add_argument_group("training (defaults: the published ones of the dataset)").add_argument
+    add("--world", default="open", choices=["open", "closed"])
+    add("--epochs", type=int)
+    add("--batch-size", type=int)
+    add("--lr", type=float, help="learning rate")
+    add("--weight-decay", type=float)
+    add("--seed", type=int, nargs="+", default=[0], metavar="K", help="one run each (default 0)")
+    add("--device", default="auto", help="auto, cpu, cuda or mps")
+    add = parser.add_argument_group("output").add_argument
+    add("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
+    add("--resume", action="store_true", help="go on from last.pt in --out")
+    add("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
 
 
 def prepare(options, model, defaults):
     """What the shared options mean: (dataset, features by phase, state vectors, object vectors, device, settings).
 
-    `settings` holds every choice as plain values, the defaults of `defaults` filled in, and becomes part of the results.
+    defaults: dataset name or "other" -> settings. `settings` holds every choice as plain values and becomes part of
+    the results. What can be wrong is looked at before the long work.
     """
     if options.dataset == "shapes":
         shapes.ensure(Path(options.data_root, "shapes"))
-    dataset = data.load(options.dataset, options.data_root)
-    device = image_features.pick_device(options.device)
-    dataset, features, description = image_features.load_features(
-        dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
-        respect_orientation=options.respect_orientation)
+    dataset, device = data.load(options.dataset, options.data_root), image_features.pick_device(options.device)
+    check(dataset)
     chosen = dict(defaults.get(dataset.name, defaults["other"]))
     chosen |= {key: value for key, value in vars(options).items() if key in chosen and value is not None}
     for name in ("epochs", "batch_size", "lr"):
         if not chosen[name] > 0:
             raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive number")
-    vectors = chosen.pop("vectors")
-    own = dataset.folder / "vectors.txt"
-    sources = [str(own)] if not options.vectors and own.exists() else vectors
-    table = words.word_vectors([*dataset.states, *dataset.objects], *sources, missing=options.missing, root=options.data_root)
-    settings = dict(model=model, dataset=dataset.name, world=options.world, vectors=list(sources), backbone=description, weights=options.weights,
+    own, sources = dataset.folder / "vectors.txt", chosen.pop("vectors")
+    if own.exists() and not options.vectors:
+        sources = [str(own)]
+    vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources, missing=options.missing,
+                                 root=options.data_root)
+    dataset, features, backbone = image_features.load_features(
+        dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
+        respect_orientation=options.respect_orientation)
+    for note in dataset.notes:
+        print(f"note: {note}")
+    content = repr((dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist(), dataset.images))
+    settings = dict(model=model, dataset=dataset.name, data_crc32=zlib.crc32(content.encode()), world=options.world,
+                    vectors=list(sources), missing=options.missing, backbone=backbone, weights=options.weights,
                     states=len(dataset.states), objects=len(dataset.objects), seen=int(dataset.seen.sum()),
                     images={phase: len(dataset.targets[phase]) for phase in data.PHASES}, device=str(device), **chosen)
     options.out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
-    check(dataset)
-    for note in dataset.notes:
-        print(f"note: {note}")
-    return dataset, features, *np.split(table, [len(dataset.states)]), device, settings
+    return dataset, features, *np.split(vectors, [len(dataset.states)]), device, settings
 
 
 def check(dataset):
@@ -314,5 +353,6 @@ def check(dataset):
         outside = np.unique(dataset.targets[phase][~dataset.candidates(phase)[dataset.targets[phase]]])
         if len(outside):
             s, o = divmod(int(outside[0]), len(dataset.objects))
-            raise ValueError(f"{dataset.folder}: images of {phase} show {len(outside)} compositions that {phase}_pairs.txt lacks "
-                             f"(first: {dataset.states[s]} {dataset.objects[o]}): add them, so that the closed world holds them")
+            raise ValueError(f"{dataset.folder}: images of {phase} show {len(outside)} compositions that "
+                             f"{phase}_pairs.txt lacks (first: {dataset.states[s]} {dataset.objects[o]}): add them, so "
+                             "that the closed world holds them")

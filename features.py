@@ -69,7 +69,7 @@ def preprocess(image):
 
 
 def pixels(image):
-    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, brought to mean 0 and deviation 1; the built-in dataset's feature."""
+    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, of mean 0 and deviation 1; the built-in dataset's feature."""
     return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
 
 

@@ -4,9 +4,10 @@
 
 15 objects in three families and 15 states: four of each family (a vessel is full, a toy striped) and three colours that
 suit all. So 105 of the 225 compositions are feasible, which is known, and the others are never drawn. Pictures vary in
-place, size, turn, shade, background and noise; states of different families look alike (a hollow toy, an empty vessel),
-so that infeasible compositions distract. The folder has the layout of own data (images.csv, images/), feasible_pairs.txt
-for the truth and vectors.txt: family similarity as noisy as in word vectors, and nothing about which pairs are feasible.
+place, size, turn, shade, background and noise; states of different families look alike (a hollow toy, an empty
+vessel), so that infeasible compositions distract. The folder has the layout of own data (images.csv, images/), with
+feasible_pairs.txt for the truth, features.npz (small pixels) and vectors.txt: family similarity as noisy as in word
+vectors, and nothing about which pairs are feasible.
 """
 
 import argparse
@@ -22,7 +23,8 @@ import common
 
 SIZE, DRAWN = 64, 128  # pixels a side of the picture, and of the canvas that is scaled down to it
 IMAGES = dict(train=40, seen=6, unseen=25)  # a composition: in training; seen or unseen in each of validation and test
-OBJECTS = {"toy": ("cross", "disc", "square", "star", "triangle"), "plant": ("cactus", "flower", "leaf", "mushroom", "tree"),
+OBJECTS = {"toy": ("cross", "disc", "square", "star", "triangle"),
+           "plant": ("cactus", "flower", "leaf", "mushroom", "tree"),
            "vessel": ("bottle", "bowl", "cup", "goblet", "jar")}
 STATES = {"toy": ("dotted", "halved", "hollow", "striped"), "plant": ("budding", "burnt", "frosted", "wilted"),
           "vessel": ("broken", "empty", "full", "tipped"), "any": ("blue", "green", "red")}
@@ -52,8 +54,10 @@ def outlines():
     return {
         "cross": [box(-.3, -1, .3, 1), box(-1, -.3, 1, .3)], "disc": [ring(32)], "square": [box(-.8, -.8, .8, .8)],
         "star": [ring(5, inner=.42)], "triangle": [ring(3, 1.1)],
-        "cactus": [box(-.25, -1, .25, 1), box(-.8, -.5, -.55, .2), box(-.8, .1, 0, .3), box(.55, -.2, .8, .5), box(0, .35, .8, .55)],
-        "flower": [ring(12, .33, centre=(.42 * np.cos(a), .42 * np.sin(a) - .4)) for a in np.arange(5) * 1.2566] + [box(-.08, 0, .08, 1)],
+        "cactus": [box(-.25, -1, .25, 1), box(-.8, -.5, -.55, .2), box(-.8, .1, 0, .3), box(.55, -.2, .8, .5),
+                   box(0, .35, .8, .55)],
+        "flower": [*(ring(12, .33, centre=(.42 * np.cos(a), .42 * np.sin(a) - .4)) for a in np.arange(5) * 1.2566),
+                   box(-.08, 0, .08, 1)],
         "leaf": [np.array([[0, -1], [.6, -.3], [.45, .4], [0, .7], [-.45, .4], [-.6, -.3]]), box(-.06, .6, .06, 1)],
         "mushroom": [half * [1, -.9], box(-.28, 0, .28, 1)],
         "tree": [np.array([[0, -1], [.8, .3], [-.8, .3]]), box(-.18, .3, .18, 1)],
@@ -101,7 +105,8 @@ def pattern(state, mask, bounds, unit, random):
                 draw.ellipse([x - step / 4, y - step / 4, x + step / 4, y + step / 4], fill=255)
     elif state in ("halved", "frosted", "burnt"):
         middle = (left + right) / 2 if state == "halved" else top + (bottom - top) * random.uniform(.4, .6)
-        draw.rectangle({"halved": [0, 0, middle, DRAWN], "frosted": [0, 0, DRAWN, middle], "burnt": [0, middle, DRAWN, DRAWN]}[state], fill=255)
+        boxes = dict(halved=[0, 0, middle, DRAWN], frosted=[0, 0, DRAWN, middle], burnt=[0, middle, DRAWN, DRAWN])
+        draw.rectangle(boxes[state], fill=255)
     elif state == "broken":
         xs, middle = np.linspace(left - 2, right + 2, 7), (top + bottom) / 2
         draw.line([(x, middle + (-1) ** i * .18 * unit) for i, x in enumerate(xs)], fill=255, width=int(.22 * unit))
@@ -137,8 +142,9 @@ def _rgb(colour):
 
 
 def compositions(random):
-    """{(state, object): "train", "val" or "test"} of the 105 feasible ones; a fifth each are unseen, every primitive is seen."""
-    feasible = sorted((state, name) for family, names in OBJECTS.items() for name in names for state in STATES[family] + STATES["any"])
+    """{(state, object): "train", "val" or "test"} of the 105 feasible ones: a fifth each unseen, every primitive seen."""
+    feasible = sorted((state, name) for family, names in OBJECTS.items() for name in names
+                      for state in STATES[family] + STATES["any"])
     wanted = [*["val"] * (len(feasible) // 5), *["test"] * (len(feasible) // 5)]
     split = dict.fromkeys(feasible, "train")
     for i in random.permutation(len(feasible)):
@@ -160,6 +166,11 @@ def vectors(random):
     return table
 
 
+def kind(own, phase):
+    """Which number of IMAGES a phase has of a composition whose own set is given."""
+    return "train" if phase == "train" else "seen" if own == "train" else "unseen"
+
+
 def make(folder, seed=0):
     """Draw the dataset into a new folder, which appears only once it is whole. ValueError if there is something already."""
     folder = Path(folder)
@@ -170,10 +181,11 @@ def make(folder, seed=0):
         (part / "images").mkdir(parents=True)
         random = np.random.default_rng(seed)
         split = compositions(random)
-        jobs = [(pair, phase) for pair, own in split.items() for phase in ("train", "val", "test") for _ in
-                range(IMAGES["train"] * (own == phase) if phase == "train" else IMAGES["seen" if own == "train" else "unseen"] * (own in ("train", phase)))]
+        jobs = [(pair, phase) for pair, own in split.items() for phase in ("train", "val", "test")
+                if own in ("train", phase) for _ in range(IMAGES[kind(own, phase)])]
         features = {}
-        with open(part / "images.csv", "w", newline="") as file, common.Progress("drawing shapes", len(jobs), "images") as progress:
+        with open(part / "images.csv", "w", newline="") as file, \
+                common.Progress("drawing shapes", len(jobs), "images") as progress:
             rows = csv.writer(file)
             rows.writerow(["image", "state", "object", "split"])
             for i, ((state, name), phase) in enumerate(jobs):
@@ -184,7 +196,8 @@ def make(folder, seed=0):
                 rows.writerow([image, state, name, phase])
                 progress.update()
         (part / "feasible_pairs.txt").write_text("".join(f"{state} {name}\n" for state, name in split))
-        (part / "vectors.txt").write_text("".join(f"{name} {' '.join(f'{x:.5f}' for x in row)}\n" for name, row in vectors(random).items()))
+        lines = [" ".join([name, *(f"{x:.5f}" for x in row)]) for name, row in vectors(random).items()]
+        (part / "vectors.txt").write_text("\n".join(lines) + "\n")
         np.savez(part / "features.npz", files=list(features), features=np.stack(list(features.values())), key=FEATURE)
         os.replace(part, folder)
     finally:

@@ -322,7 +322,7 @@ def test_default_settings_build_models():
 
 @pytest.mark.parametrize("states, objects, seen, options, said", [
     (torch.ones(3, 4), torch.ones(2, 5), torch.ones(3, 2), {}, "same D"),
-    (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "no NaN"),
+    (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "hold NaN"),
     (torch.ones(3, 4), torch.ones(2, 4), torch.zeros(3, 2), {}, "at least 2"),
     (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"negatives": 0}, "at least 1"),
 ])

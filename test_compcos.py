@@ -1,22 +1,14 @@
 """The model against its plain form and the published one, the loop, the command line: seconds, no network."""
 
 import copy
-import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as nnf
 
-import compcos
-import data
-import experiment
 import features as image_features
-import shapes
 import train
 from compcos import CompCos, FusedLoss, compcos_loss, load_published, objective, predict
 

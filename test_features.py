@@ -132,8 +132,8 @@ def test_pixels_are_area_means():
 
 def test_orientation_counts_on_request():
     rotated = HERE / "testdata/images/exif_rotated.jpg"
-    as_stored = features.extract([rotated], backbone="pixels")[0]
-    upright = features.extract([rotated], backbone="pixels", respect_orientation=True)[0]
+    as_stored = features.extract([rotated], backbone="pixels", device="cpu")[0]
+    upright = features.extract([rotated], backbone="pixels", device="cpu", respect_orientation=True)[0]
     image = Image.open(rotated)
     np.testing.assert_array_equal(as_stored, features.pixels(image))
     np.testing.assert_array_equal(upright, features.pixels(ImageOps.exif_transpose(image)))

@@ -21,6 +21,17 @@ SAVE_SECONDS = 30                             # at most this much training is lo
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, so memory does not grow with N
 
 
+def primitive_vectors(state_vectors, object_vectors):
+    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none, not finite."""
+    vectors = [torch.as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
+    if any(rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel() for rows in vectors):
+        shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
+        raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and (O, D) with the same D")
+    if not all(rows.isfinite().all() for rows in vectors):
+        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
+    return vectors
+
+
 def chunks(model, features, compositions):
     """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at least one)."""
     S, O = len(model.states), len(model.objects)
@@ -34,7 +45,7 @@ def sweep(model, features, target, seen, candidates, *, save=None):
     """Score images (N, F) once, against every candidate mask (C,) of the dict `candidates`: {name: (BiasSweep, kept)}.
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen candidate leave the
-    device, as kept = (scores, columns, scores, columns), (N,) each. `save` (N, C), an array or memory map, takes the scores.
+    device, as kept = (scores, columns, scores, columns), (N,) each. `save` (N, C), array or memory map, takes the scores.
     """
     was_training, device = model.training, features.device
     model.eval()
@@ -83,7 +94,8 @@ def stepper(model, loss, optimizer, features, targets, batch_size):
 
     if features.device.type != "cuda":
         return step, total
-    static, graph, eager = torch.zeros(batch_size, dtype=torch.int64, device=features.device), torch.cuda.CUDAGraph(), [0]
+    static = torch.zeros(batch_size, dtype=torch.int64, device=features.device)
+    graph, eager = torch.cuda.CUDAGraph(), [0]
     side = torch.cuda.Stream()
 
     def captured(index):
