@@ -261,7 +261,7 @@ def features_like(checkpoint, paths, device):
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
-COLUMNS = FIXED | dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc")
+COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy", Obj="object_accuracy")
 
 
 def table(metrics, title, deviations=None):
