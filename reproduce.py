@@ -69,8 +69,7 @@ def train_missing(names, options, shared, settings, out):
         key = dict(options=own, defaults=defaults.get(settings["dataset"], defaults["other"]), settings=settings,
                    mask=options.compcos)
         argv = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
-        if compared:
-            argv += ["--feasibility", str(out / "runs/full" / f"seed{seed}" / "best.pt")]
+        argv += compared * ["--feasibility", str(out / "runs/full" / f"seed{seed}" / "best.pt")]
         done = run_once(baselines.main if compared else compcos.main, argv, folder, json.loads(json.dumps(key)))
         runs[name].append(load(folder))
         print(f"run {i + 1} of {len(jobs)}: {name}, seed {seed}: {done}", flush=True)
@@ -145,8 +144,8 @@ def accuracy_table(results, name, rows, columns=COLUMNS):
         if label in paper:
             own["paper"] = {column: percent / 100 for column, percent in zip(columns, paper[label])}
             own["difference"] = {column: own["published"][column]["mean"] - own["paper"][column] for column in columns}
-            lines += [["", "the paper", *paper[label]],
-                      ["", "ours − paper", *(f"{100 * value:+.1f}" for value in own["difference"].values())]]
+            differences = (f"{100 * value:+.{1 + (column == 'AUC')}f}" for column, value in own["difference"].items())
+            lines += [["", "the paper", *paper[label]], ["", "ours − paper", *differences]]
     return grid(["", "protocol", *columns], lines), cells
 
 
@@ -171,8 +170,9 @@ def strategies(results, name):
         for run in results.runs[METHODS[label]]:
             model = compcos.CompCos.load(run["folder"] / "best.pt", results.validation[0].device)
             rho = model.checkpoint["feasibility"].numpy()
-            masks = {"no mask": np.ones_like(seen), "best": hard_mask(rho, seen, run["threshold"]),
-                     "median": median_mask(rho, seen), "inverse median": median_mask(rho, seen, inverse=True)}
+            masks = {"no mask": np.ones_like(seen), "median": median_mask(rho, seen),
+                     "inverse median": median_mask(rho, seen, inverse=True)}
+            masks["best"] = hard_mask(rho, seen, run["threshold"])
             swept = sweep(model, *results.validation, seen, {mask: kept.ravel() for mask, kept in masks.items()})
             for mask, (one, _) in swept.items():
                 rows.setdefault(f"{label}, {mask}", []).append(experiment.both_protocols(one))
@@ -181,7 +181,7 @@ def strategies(results, name):
 
 def feasibility(results, _):
     """The paper's ranked tables from the first seed, and how the scores of all seeds fit what is known."""
-    (states, objects), seen, random = results.dataset[2:4], results.dataset.seen, np.random.default_rng(0)
+    states, objects, seen = (getattr(results.dataset, name) for name in ("states", "objects", "seen"))
     models = [compcos.CompCos.load(held["folder"] / "best.pt") for held in results.runs["full"]]
     rho, *_ = rhos = [model.checkpoint["feasibility"].numpy() for model in models]
     ranking, lines, cells, paper = ranked(rho, seen, top=5), [], {}, results.paper.get("ranked", {})
@@ -192,7 +192,7 @@ def feasibility(results, _):
             ("overall", ["all"], results.names, rho.reshape(1, -1), [ranking.overall], 5),
             ("objects", objects, states, rho.T, ranking.objects, 3),
             ("states", states, objects, rho, ranking.states, 3)):
-        chosen = paper[kind] if paper else sorted(random.permutation(names)[:25].tolist())
+        chosen = paper[kind] if paper else sorted(np.random.default_rng(0).permutation(names)[:25].tolist())
         cells[kind] = {names[i]: [[[partners[k], float(scores[i, k])] for k in end[:top]] for end in ends[i]]
                        for i in map(names.index, chosen)}
         rows = []
@@ -227,11 +227,11 @@ def panels(*labels):
 
 
 def picture(results, axes, name, text, **legend):
-    """Save the figure that holds `axes`, all lines of which start at 0; the Markdown lines that show it."""
-    for ax in axes:
-        ax.set_ylim(0)
+    """Save the figure that holds `axes`; the Markdown lines that show it."""
     options = dict(loc="outside lower center", ncols=3) | legend
     axes[0].figure.legend(*axes[0].get_legend_handles_labels(), **options)
+    for ax in axes:
+        ax.set_ylim(0)
     axes[0].figure.savefig(results.out / f"{name}.png", dpi=130)
     return [f"![{text}]({name}.png)", ""]
 
@@ -247,9 +247,8 @@ def threshold(results, name):
     axes[0].axhline(100 * runs[0]["validation"]["open"]["exact"]["auc"], color=BLACK, linestyle=":", label="no mask")
     for ax in axes:
         ax.axvline(runs[0]["threshold"], color=BLUE, linestyle="--", label="threshold chosen")
-    sizes = [metrics["candidates"]["val"] for metrics in runs]
-    cells = {"threshold": cell(runs, "threshold"),
-             "removed": cell([1 - size["open_masked"] / size["open"] for size in sizes])}
+    removed = [1 - sizes["open_masked"] / sizes["open"] for sizes in (run["candidates"]["val"] for run in runs)]
+    cells = {"threshold": cell(runs, "threshold"), "removed": cell(removed)}
     return picture(results, axes, name, "AUC and share of compositions removed against the threshold") + [
         f"CompCos, the first seed bold. The chosen threshold, {show(cells['threshold'], 2, 1)}, removes "
         f"{show(cells['removed'])} % of all compositions.", ""], cells
@@ -278,8 +277,8 @@ def training(results, name):
         share, best = 100 * log["epoch"] / len(log["epoch"]), [runs[0]["best_epoch"] - 1]
         axes[0].plot(share, log["loss"] / log["loss"][0], style, color=colour, label=label)
         axes[1].plot(share, 100 * log["validation"], style, color=colour, marker="o", markevery=best)
-        cells[label] = {"epochs": cell([len(run["log"]["epoch"]) for run in runs])}
-        cells[label] |= {key: cell(runs, key) for key in ("best_epoch", "seconds")}
+        cells[label] = {"epochs": cell(runs, "settings", "epochs"), "best_epoch": cell(runs, "best_epoch"),
+                        "seconds": cell(runs, "seconds")}
     return picture(results, axes, name, "training loss and validation AUC by epoch") + [
         "First seed; dot: best epoch. The losses are of different kinds, so each is relative to its first epoch. "
         "CompCos is validated in the open world, where AUC is lower, the others in the closed one.", "",
@@ -327,15 +326,15 @@ def contact_sheet(path, images, blocks, columns=5, side=150, width=190, line=22)
                 colour = (BLUE, BLUE, BLACK)[j] if answer == answers[2] else RED
                 fitting = font(16 * min(1, (width - 8) / max(font(16).getlength(answer), 1)))
                 write((x, y + side + 3 + j * line), answer, colour, fitting)
-                write((6, y + side + 3 + j * line), who, BLACK, font(15))
+                if i % columns == 0:
+                    write((6, y + side + 3 + j * line), who, BLACK, font(15))
         top += height
     with common.writing(path, "wb") as file:
         sheet.save(file, "PNG")
 
 
-# Each section is a function(results, name) -> (Markdown lines, cells for report.json). results: `out` (a folder),
-# `dataset`, `names` (S*O,) of its compositions, `validation` (features (N, F) on the device, targets (N,)), `runs`
-# (run -> [what `load` gives of each seed]), `paper` (its figures on this dataset, if it has any).
+# A section is a function(results, name) -> (Markdown lines, cells for report.json). results: `out`, `dataset`, `names`
+# (S*O,) of its compositions, `validation` (features (N, F), targets (N,)), `runs`, `paper` (its figures on it).
 EVERY = list(METHODS.values())
 SECTIONS = {  # name -> (function, title, the runs it needs besides `full`)
     "table1": (table1, "Table 1, expanded: all methods in both worlds", EVERY),
@@ -360,20 +359,18 @@ compositions, *published* the about 20 of the field's evaluator. S, U, HM: best 
 compositions, best harmonic mean over the biases; AUC: area under the curve of the first two. Sta., Obj.: accuracy of
 state and object of the predicted composition at bias 0 (among the unseen alone: in report.json).
 
-Selection: the epoch with the best validation AUC (exact), of CompCos in the open world, of CompCos closed and the other
-systems in the closed world; the mask's threshold: the best of 50 by validation AUC. CompCos closed and CompCos mask by
-their own feasibility, the others by that of CompCos with the same seed. The paper's predictor of CompCos in the open
-world is the row with *mask*.
+Selection: the epoch with the best validation AUC (exact), of CompCos in the open world, of all else in the closed one;
+the mask's threshold: the best of 50 by validation AUC. CompCos closed and CompCos mask by their own feasibility, the
+others by that of CompCos with the same seed. The paper's CompCos of the open world is the row with *mask*.
 """
 
 
 def about(results, argv, settings, options):
     """What was run, how it was chosen and what the numbers mean: Markdown."""
-    runs, names, sizes = sum(results.runs.values(), []), ("python", "torch", "numpy", "pillow"), []
+    runs, names = sum(results.runs.values(), []), ("python", "torch", "numpy", "pillow")
     versions = {", ".join(f"{name} {run['versions'][name]}" for name in names) for run in runs}
-    for world in experiment.SETTINGS:
-        sizes.append(world + " {val:,} and {test:,}".format(
-            **{phase: held[world] for phase, held in results.runs["full"][0]["candidates"].items()}))
+    held = results.runs["full"][0]["candidates"]
+    sizes = (f"{world} {held['val'][world]:,} and {held['test'][world]:,}" for world in experiment.SETTINGS)
     return ABOUT.format(**settings | dict(
         warning="**Quick form of 3 epochs: the numbers mean nothing.**\n\n" * options.quick, command=shlex.join(argv),
         hardware="; ".join(sorted({run["hardware"] for run in runs})), versions="; ".join(sorted(versions)),
@@ -398,8 +395,8 @@ def findings(results, cells):
             yield (f"Does {ours} lead in the {world} world? {leads}: test AUC {show(auc[world][ours], 2)} against "
                    f"{show(auc[world][rival], 2)} of {rival}, the best other system.")
     if "masking" in cells:
-        masked = auc["masking"]
-        gains = {label: 100 * (masked[f"{label}, mask"]["mean"] - masked[label]["mean"]) for label in METHODS}
+        means = {label: 100 * row["mean"] for label, row in auc["masking"].items()}
+        gains = {label: means[f"{label}, mask"] - means[label] for label in METHODS}
         order = sorted(gains, key=gains.get, reverse=True)
         yield f"Who gains most from the mask? Validation AUC: {', '.join(f'{x} {gains[x]:+.2f}' for x in order)}."
     if "training" in cells:
@@ -407,8 +404,7 @@ def findings(results, cells):
                 if row["best_epoch"]["mean"] > .9 * row["epochs"]["mean"]]
         yield f"Whose best epoch is in the last tenth, so that longer training may help? {', '.join(late) or 'None'}."
     if "tmn" in results.runs:
-        negatives = results.runs["tmn"][0]["settings"]["negatives"]
-        yield f"TMN was trained with {negatives} negatives an image (published: 600)."
+        yield f"TMN had {results.runs['tmn'][0]['settings']['negatives']} negatives an image in training (published: 600)."
 
 
 @common.command
@@ -428,8 +424,7 @@ def main(argv=None):
     options, shared = own.parse_known_args(argv)
     parser = argparse.ArgumentParser("reproduce.py", allow_abbrev=False)
     experiment.add_options(parser)
-    prepared = experiment.prepare(parser.parse_args(shared), "compcos", compcos.DEFAULTS)
-    dataset, features, *_, device, settings = prepared
+    dataset, features, *_, device, settings = experiment.prepare(parser.parse_args(shared), "compcos", compcos.DEFAULTS)
     settings = {key: value for key, value in settings.items() if key not in ("model", "world", "device")}
     out = options.out or Path("runs", f"reproduce-{dataset.name}")
     needed = {"full"}.union(*(SECTIONS[name][2] for name in options.only))
