@@ -170,11 +170,10 @@ def strategies(results, name):
         for run in results.runs[METHODS[label]]:
             model = compcos.CompCos.load(run["folder"] / "best.pt", results.validation[0].device)
             rho = model.checkpoint["feasibility"].numpy()
-            masks = {"no mask": np.ones_like(seen), "median": median_mask(rho, seen),
-                     "inverse median": median_mask(rho, seen, inverse=True)}
-            masks["best"] = hard_mask(rho, seen, run["threshold"])
-            swept = sweep(model, *results.validation, seen, {mask: kept.ravel() for mask, kept in masks.items()})
-            for mask, (one, _) in swept.items():
+            halves = (median_mask(rho, seen, inverse=inverse) for inverse in (False, True))
+            masks = map(np.ravel, (np.ones_like(seen), *halves, hard_mask(rho, seen, run["threshold"])))
+            masks = dict(zip(("no mask", "median", "inverse median", "best"), masks))
+            for mask, (one, _) in sweep(model, *results.validation, seen, masks).items():
                 rows.setdefault(f"{label}, {mask}", []).append(experiment.both_protocols(one))
     return accuracy_table(results, name, rows)
 
@@ -404,7 +403,7 @@ def findings(results, cells):
                 if row["best_epoch"]["mean"] > .9 * row["epochs"]["mean"]]
         yield f"Whose best epoch is in the last tenth, so that longer training may help? {', '.join(late) or 'None'}."
     if "tmn" in results.runs:
-        yield f"TMN had {results.runs['tmn'][0]['settings']['negatives']} negatives an image in training (published: 600)."
+        yield f"TMN had {results.runs['tmn'][0]['settings']['negatives']} negatives an image (published: 600)."
 
 
 @common.command
