@@ -416,6 +416,10 @@ def main(argv=None):
     group.add_argument("--gating-lr", type=float, help="TMN: learning rate of the gating network")
     options = parser.parse_args(argv)
     table = DEFAULTS[options.model]
+    for name in ("negatives", "width", "gating_lr"):
+        value = getattr(options, name)
+        if value is not None and (name not in table["other"] or not value > 0):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: it is for TMN, and expected above 0")
     dataset, features, states, objects, device, settings = experiment.prepare(options, options.model, table)
     keywords = {key: settings[key] for key in table["other"] if key not in TRAINING}
     settings["feasibility"] = options.feasibility or "word vectors"

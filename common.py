@@ -81,7 +81,7 @@ def command(main):
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
         except KeyboardInterrupt as interrupt:
-            print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
+            print(f"\n{str(interrupt) or 'interrupted'}", file=sys.stderr)
             raise SystemExit(130) from None
 
     return guarded

@@ -43,7 +43,10 @@ class CompCos(nn.Module):
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
         model = cls(weights["states"], weights["objects"], **checkpoint["config"])
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -55,8 +58,8 @@ class CompCos(nn.Module):
         """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s + b_o| (S, O)."""
         of_state, of_object = self.projection.weight.chunk(2, dim=1)
         a, b = nnf.linear(self.states, of_state, self.projection.bias), nnf.linear(self.objects, of_object)
-        # Float64, since where a_s is nearly -b_o the sum of squares cancels and float32 has no digits left.
-        x, y = a.double(), b.double()
+        # Float64, since where a_s is nearly -b_o the sum of squares cancels and float32 has no digits left (MPS has none).
+        x, y = (half.to(torch.float32 if half.device.type == "mps" else torch.float64) for half in (a, b))
         squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
@@ -170,6 +173,8 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
     if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite([scale, margin, warmup]).all()):
         raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: expected finite numbers, the "
                          "first above 0, the others 0 or more")
+    if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
+        raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, state or object")
     device = model.states.device
     seen = torch.as_tensor(seen, device=device)
     if world == "closed":
@@ -195,12 +200,13 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
 def load_published(state_dict):
     """A `CompCos` from parameters under the published names: a state dict, a checkpoint (its `net`), or a file of either.
 
-    Published files also hold one NumPy scalar, which the weights-only loader is told to admit, and nothing else.
+    Published files also hold a NumPy scalar: `features.load_tensors` admits NumPy's numbers, and nothing that runs code.
     """
     if not isinstance(state_dict, dict):
         state_dict = image_features.load_tensors(state_dict)
-    weights = {name: torch.as_tensor(value) for name, value in state_dict.get("net", state_dict).items()}
+    weights = state_dict.get("net", state_dict)
     try:
+        weights = {name: torch.as_tensor(value) for name, value in weights.items()}
         layers = sorted({int(name.split(".")[2]) for name in weights if name.startswith("image_embedder.mod.")})
         first, norm, last = (f"image_embedder.mod.{i}" for i in layers)
         states, objects = weights["attr_embedder.weight"], weights["obj_embedder.weight"]
@@ -209,9 +215,9 @@ def load_published(state_dict):
         ours = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm, "image_embedder.4": last}
         model.load_state_dict({"states": states, "objects": objects} | {
             f"{name}.{part}": weights[f"{theirs}.{part}"] for name, theirs in ours.items() for part in ("weight", "bias")})
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, "
-                         f"obj_embedder, projection): {error}; found {', '.join(list(weights)[:12])}") from None
+                         f"obj_embedder, projection): {error}") from None
     return model.to(states.dtype).eval()
 
 
@@ -220,35 +226,35 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N, k), best first, arrays.
 
     features: (N, F) array or tensor, or a list of image files where the model's checkpoint names its backbone.
-    candidates: (C,) or (S, O) bool, the compositions allowed (None: all). bias is added to the unseen to rank them, not
-    to the scores given; it needs the seen mask of a loaded checkpoint. ValueError: too few candidates, wrong shapes.
+    candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at most their number. bias is added to
+    the unseen to rank them, not to the scores given; it needs the seen mask of a loaded checkpoint. ValueError: no
+    candidate, wrong shapes, features or a bias that are not finite.
     """
-    device = model.states.device
-    if isinstance(features, (list, tuple)) and features and isinstance(features[0], (str, Path)):
-        features = experiment.features_like(model.checkpoint, features, device)
+    device, total = model.states.device, len(model.states) * len(model.objects)
+    features = [features] if isinstance(features, (str, Path)) else features
+    if len(features) and isinstance(features[0], (str, Path)):
+        features = experiment.features_like(model.checkpoint, list(features), device)
     features = torch.as_tensor(features, device=device).to(model.states.dtype)
-    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"]:
-        raise ValueError(f"features of shape {tuple(features.shape)}: the model was trained on "
-                         f"(N, {model.config['feature_dim']})")
-    total = len(model.states) * len(model.objects)
-    offset = torch.zeros(total, device=device)
+    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"] or not features.isfinite().all():
+        raise ValueError(f"features of shape {tuple(features.shape)}, {int((~features.isfinite()).sum())} numbers not "
+                         f"finite: the model was trained on finite (N, {model.config['feature_dim']})")
+    allowed = torch.ones(total, dtype=torch.bool) if candidates is None else torch.as_tensor(candidates).flatten()
+    if allowed.dtype != torch.bool or len(allowed) != total or not allowed.any() or k < 1 or not np.isfinite(bias):
+        raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)} with {int(allowed.sum())} allowed, k {k}, bias "
+                         f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, a finite bias")
+    offset = torch.where(allowed, 0.0, -torch.inf).to(device)
     if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with CompCos.load(best.pt)")
         offset += bias * ~model.checkpoint["seen"].flatten().to(device)
-    if candidates is not None:
-        allowed = torch.as_tensor(candidates, device=device).flatten()
-        if allowed.dtype != torch.bool or len(allowed) != total:
-            raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)}: expected bool, one for each of the "
-                             f"{total} compositions")
-        offset = offset.masked_fill(~allowed, -torch.inf)
-    if not 1 <= k <= int(offset.isfinite().sum()):
-        raise ValueError(f"k is {k}: expected 1 to {int(offset.isfinite().sum())}, the number of candidates")
-    parts = []
+    k, was_training = min(k, int(allowed.sum())), model.training
+    indices, values = [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k)]
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
         best = (scores + offset).topk(k, dim=1).indices
-        parts.append((best, scores.gather(1, best)))
-    return tuple(torch.cat(part).cpu().numpy() for part in zip(*parts))
+        indices.append(best.cpu())
+        values.append(scores.gather(1, best).cpu())
+    model.train(was_training)
+    return torch.cat(indices).numpy(), torch.cat(values).numpy()
 
 
 # The published settings (DESIGN.md); a folder of one's own gets those of MIT-States.
@@ -305,7 +311,8 @@ def print_predictions(options):
     seen, rho = held["seen"].flatten(), held["feasibility"].flatten()
     allowed = dict(closed=held["closed"], open=torch.ones_like(seen), open_masked=seen | (rho >= held["threshold"]))
     bias = held["bias"][options.candidates]
-    indices, scores = predict(model, options.predict, k=options.top, candidates=allowed[options.candidates], bias=bias)
+    features = experiment.features_like(held, options.predict, options.device, options.weights)
+    indices, scores = predict(model, features, k=options.top, candidates=allowed[options.candidates], bias=bias)
     print(f"{options.candidates}: {int(allowed[options.candidates].sum()):,} candidates, bias {bias:.3f} on the unseen "
           "(from validation)")
     for image, columns, values in zip(options.predict, indices, scores):

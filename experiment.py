@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import platform
 import warnings
 import zlib
@@ -26,9 +27,10 @@ import shapes
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
-from train import chunks, fit, index_pairs, selection, sweep
+from train import chunks, fit, index_pairs, load_file, selection, sweep
 
 SETTINGS = ("closed", "open", "open_masked")
+BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "feasibility", "closed", "threshold", "bias")
 
 
 def best_threshold(model, features, target, seen, rho):
@@ -67,11 +69,13 @@ def test(model, arrays, dataset, rho, out, *, save_scores=False):
     bias = {name: value if math.isfinite(value) else 0.0 for name, value in bias.items()}
     target, save = arrays["test"][1], None
     if save_scores:
-        save = np.lib.format.open_memmap(out / "scores.npy", "w+", np.float32, (len(target), seen.size))
-        for name, mask in masks["test"].items():
-            np.savez(out / f"scores_{name}.npz", target=target, seen=seen.ravel(), candidates=mask,
-                     pairs=index_pairs(seen))
+        save = np.lib.format.open_memmap(out / ".scores.npy.part", "w+", np.float32, (len(target), seen.size))
     swept = sweep(model, *arrays["test"], seen, masks["test"], save=save)
+    if save_scores:
+        os.replace(out / ".scores.npy.part", out / "scores.npy")
+        for name, mask in masks["test"].items():
+            with common.writing(out / f"scores_{name}.npz", "wb") as file:
+                np.savez(file, target=target, seen=seen.ravel(), candidates=mask, pairs=index_pairs(seen))
     results = {name: both_protocols(one) | dict(fixed_bias=accuracy_at(one, bias[name]))
                for name, (one, _) in swept.items()}
     write_predictions(out, dataset, {name: decide(kept, bias[name]) for name, (_, kept) in swept.items()})
@@ -146,7 +150,7 @@ def versions():
 
 @contextmanager
 def memory_explained(device):
-    """Say what to do when memory runs out; training has left last.pt by then."""
+    """Say what to do when memory runs out (`fit` leaves last.pt)."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -159,10 +163,9 @@ def memory_explained(device):
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json holds."""
     out.mkdir(parents=True, exist_ok=True)
+    for name in () if resume else ("metrics.json", "best.pt", "predictions.csv", "compositions.csv", "feasibility.csv"):
+        (out / name).unlink(missing_ok=True)  # of an earlier run, whose last.pt is about to go too
     torch.manual_seed(settings["seed"])
-    model, parts = build()
-    arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
-              for phase in data.PHASES}
     world = dict(world=dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool))
     keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
 
@@ -170,6 +173,9 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         return selection(both_protocols(sweep(model, *arrays["val"], dataset.seen, world)["world"][0])["exact"])
 
     with memory_explained(device):
+        model, parts = build()
+        arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
+                  for phase in data.PHASES}
         targets = torch.as_tensor(dataset.targets["train"], device=device)
         history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume,
                       settings=settings, after_epoch=parts["after_epoch"], **keywords)
@@ -179,10 +185,10 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **metrics)
     save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
     with common.writing(out / "best.pt", "wb") as file:
-        torch.save(dict(model=type(model).__name__, config=model.config, weights=model.state_dict(), settings=settings,
-                        states=dataset.states, objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
-                        feasibility=torch.as_tensor(rho), closed=torch.as_tensor(dataset.candidates("test")),
-                        threshold=metrics["threshold"], bias=metrics["bias"]), file)
+        values = (type(model).__name__, model.config, model.state_dict(), settings, dataset.states, dataset.objects,
+                  torch.as_tensor(dataset.seen), torch.as_tensor(rho), torch.as_tensor(dataset.candidates("test")),
+                  metrics["threshold"], metrics["bias"])
+        torch.save(dict(zip(BEST, values)), file)
     write_json(out / "metrics.json", metrics)
     return metrics
 
@@ -195,6 +201,8 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     (S, O) feasibility. features: phase -> (N, F). settings: plain values, all recorded; of them `world`, `epochs`,
     `batch_size`, `lr` and `weight_decay` are used here. Returns [metrics of each seed].
     """
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
+        raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
     results = []
     for seed in seeds:
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
@@ -222,42 +230,42 @@ def combine(results, function):
 
 def load_best(path, model):
     """What a best.pt holds, as `one_seed` wrote it. ValueError if it is none, or of another model than named."""
-    try:
-        held = torch.load(path, weights_only=True, map_location="cpu")
-    except OSError:
-        raise
-    except Exception as error:  # of zip, pickle and the weights-only loader
-        raise ValueError(f"{path} is no checkpoint ({str(error).splitlines()[0][:160]})") from None
-    if not isinstance(held, dict) or not {"model", "config", "weights", "states", "seen"} <= held.keys():
-        raise ValueError(f"{path} is not a best.pt of this project (for published files: compcos.load_published)")
+    held = load_file(path, BEST)
     if held["model"] != model:
         raise ValueError(f"{path} holds a {held['model']}, not a {model}")
     return held
 
 
 def read_feasibility(path, states, objects):
-    """(S,O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing."""
-    if str(path).endswith(".pt"):
-        held = load_best(path, "CompCos")
-        rows = dict(zip(itertools.product(held["states"], held["objects"]), held["feasibility"].flatten().tolist()))
-    else:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(file)}
+    """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing, or no numbers."""
     try:
-        return np.array([[rows[state, object_] for object_ in objects] for state in states])
-    except KeyError as missing:
-        raise ValueError(f"{path} has no feasibility of {missing}: give a file of a run on the same data") from None
+        if str(path).endswith(".pt"):
+            held = load_best(path, "CompCos")
+            rows = dict(zip(itertools.product(held["states"], held["objects"]), held["feasibility"].flatten().tolist()))
+        else:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                rows = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(file)}
+        scores = np.array([[rows[state, object_] for object_ in objects] for state in states])
+    except (KeyError, TypeError) as missing:
+        raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility with a row for each "
+                         "composition of this data") from None
+    if not np.isfinite(scores).all():
+        raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
+    return scores
 
 
-def features_like(checkpoint, paths, device):
-    """Features (N, F) of image files, made as those that the loaded checkpoint was trained on."""
+def features_like(checkpoint, paths, device, weights=None):
+    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file has moved."""
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
     if backbone.startswith(shapes.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu")
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images")
-    return image_features.extract(paths, backbone=image_features.load_backbone(checkpoint["settings"].get("weights")),
-                                  device=device, respect_orientation="upright" in backbone)
+    weights, upright = weights or checkpoint["settings"]["weights"], "upright" in backbone
+    network = image_features.load_backbone(weights)
+    if not backbone.startswith(here := image_features.describe(weights, upright)):
+        raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give --weights FILE")
+    return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright)
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
@@ -336,11 +344,16 @@ def prepare(options, model, defaults):
     dataset, features, backbone = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
         respect_orientation=options.respect_orientation)
+    if empty := [phase for phase in data.PHASES if not len(dataset.targets[phase])]:
+        raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
     for note in dataset.notes:
         print(f"note: {note}")
-    content = repr((dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist(), dataset.images))
-    settings = dict(model=model, dataset=dataset.name, data_crc32=zlib.crc32(content.encode()), world=options.world,
-                    vectors=list(sources), missing=options.missing, backbone=backbone, weights=options.weights,
+    weights = str(Path(options.weights).resolve()) if options.weights and backbone.startswith("ResNet-18") else None
+    content = zlib.crc32(repr((dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist())).encode())
+    for array in (vectors, *features.values(), *(dataset.targets[phase] for phase in data.PHASES)):
+        content = zlib.crc32(np.ascontiguousarray(array), content)
+    settings = dict(model=model, dataset=dataset.name, data_crc32=content, world=options.world,
+                    vectors=list(sources), missing=options.missing, backbone=backbone, weights=weights,
                     states=len(dataset.states), objects=len(dataset.objects), seen=int(dataset.seen.sum()),
                     images={phase: len(dataset.targets[phase]) for phase in data.PHASES}, device=str(device), **chosen)
     options.out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")

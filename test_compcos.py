@@ -1,4 +1,4 @@
-"""The model against its plain form and the published one, the loop, the command line: seconds, no network."""
+"""The model, its losses and prediction against the plain form, the definition and the published answers."""
 
 import copy
 import json
@@ -165,8 +165,9 @@ def test_published_files_load(tmp_path):
     torch.save({"net": weights, "AUC": np.float64(.3)}, tmp_path / "published.t7")
     model = load_published(tmp_path / "published.t7")
     np.testing.assert_allclose(model(torch.as_tensor(arrays["x"])).detach(), arrays["cosine"], atol=1e-6)
-    with pytest.raises(ValueError, match="not a published CompCos"):
-        load_published({"weight": torch.zeros(3)})
+    for wrong in ({"weight": torch.zeros(3)}, {"net": 3}, {"a": "b"}):
+        with pytest.raises(ValueError, match="not a published CompCos"):
+            load_published(wrong)
 
 
 def test_cosines_of_chosen_pairs():
@@ -185,14 +186,19 @@ def test_predict_ranks_by_biased_cosine():
     indices, scores = predict(model, x.numpy(), k=4, candidates=allowed, bias=.3)
     np.testing.assert_array_equal(indices, ranked)
     np.testing.assert_allclose(scores, np.take_along_axis(cosines, ranked, 1), rtol=1e-6)
-    for wrong, message in ((dict(k=0), "k is 0"), (dict(k=36), "number of candidates"), (dict(candidates=np.ones(3, bool)), "35")):
+    assert predict(model, x, k=99, candidates=allowed)[0].shape == (9, allowed.sum()) and predict(model, x[:0])[0].shape == (0, 5)
+    assert not model.training and predict(model.train(), x) and model.training
+    for wrong, message in ((dict(k=0), "k 0"), (dict(bias=np.inf), "inf"), (dict(candidates=np.ones(3, bool)), "35"),
+                           (dict(candidates=np.zeros(35, bool)), "0 allowed")):
         with pytest.raises(ValueError, match=message):
             predict(model, x, **wrong)
-    with pytest.raises(ValueError, match="trained on"):
-        predict(model, x[:, :3])
+    for wrong in (x[:, :3], x * torch.nan):
+        with pytest.raises(ValueError, match="trained on"):
+            predict(model, wrong)
 
 
-@pytest.mark.parametrize("wrong", [dict(scale=0.0), dict(margin=-.1), dict(warmup=-1), dict(scale=float("nan"))])
+@pytest.mark.parametrize("wrong", [dict(scale=0.0), dict(margin=-.1), dict(warmup=-1), dict(scale=float("nan")),
+                                   dict(world="Closed"), dict(mix="median")])
 def test_objective_refuses(wrong):
     model, _, _, seen = small()
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -57,7 +57,7 @@ def run(*options):
 def numbers(folder):
     """metrics.json without what may differ between two runs of the same seed."""
     held = json.loads((folder / "metrics.json").read_text())
-    return {key: value for key, value in held.items() if key not in ("seconds_an_epoch", "settings")}
+    return {key: value for key, value in held.items() if key != "settings"}
 
 
 def test_files_of_a_run(toy, tmp_path, capsys):
@@ -149,6 +149,63 @@ def test_resume_refuses_another_run(toy, tmp_path, capsys):
     assert stop.value.code == 2 and "margin: 0.4 there, 0.1 here" in capsys.readouterr().err
 
 
+def test_resume_with_nothing_there_begins(toy, tmp_path, capsys):
+    """As after Ctrl-C in the first of several seeds, when the same command is given again with --resume."""
+    run("--dataset", toy, "--out", tmp_path / "run/seed0")
+    several = run("--dataset", toy, "--out", tmp_path / "run", "--seed", "0", "1", "--resume")
+    assert numbers(several / "seed1") == numbers(run("--dataset", toy, "--out", tmp_path / "one", "--seed", "1"))
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda toy, out: np.savez(toy / "features.npz", **dict(np.load(toy / "features.npz"), features=np.ones((272, 16), np.float32))),
+     "data_crc32"),
+    (lambda toy, out: (toy / "vectors.txt").write_text((toy / "vectors.txt").read_text().replace("-", "")), "data_crc32"),
+    (lambda toy, out: (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000]), "no checkpoint"),
+    (lambda toy, out: shutil.copy(out / "best.pt", out / "last.pt"), "it needs settings, model, optimizer")])
+def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    change(toy, out)
+    with pytest.raises(SystemExit) as stop:
+        run("--dataset", toy, "--out", out, "--resume")
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_resume_refuses_fewer_epochs_and_seeds_must_differ(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    for options, message in ((["--resume", "--epochs", "2"], "past 2 epochs"), (["--seed", "3", "3"], "different"), (["--seed", "-1"], "seeds")):
+        with pytest.raises(SystemExit) as stop:
+            run("--dataset", toy, "--out", out, *options)
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_memory_that_runs_out_is_explained(toy, tmp_path, capsys, monkeypatch):
+    calls = []
+
+    def exhausted(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return 0.5
+
+    monkeypatch.setattr(experiment, "selection", exhausted)
+    with pytest.raises(SystemExit) as stop:
+        run("--dataset", toy, "--out", tmp_path / "run")
+    assert stop.value.code == 2 and "lower --batch-size" in capsys.readouterr().err
+    assert torch.load(tmp_path / "run/last.pt", weights_only=True)["epoch"] == 2
+
+
+def test_data_without_unseen_compositions(toy, tmp_path, capsys):
+    """Trains, evaluates its seen half and predicts; what does not exist is null."""
+    with open(toy / "images.csv") as file:
+        header, *rows = csv.reader(file)
+    known = {tuple(row[1:3]) for row in rows if row[3] == "train"}
+    with open(toy / "images.csv", "w", newline="") as file:
+        csv.writer(file).writerows([header, *(row for row in rows if tuple(row[1:3]) in known)])
+    held = json.loads((run("--dataset", toy, "--out", tmp_path / "run") / "metrics.json").read_text())
+    assert held["test"]["open"]["exact"]["best_seen"] > .3 and held["test"]["open"]["exact"]["auc"] is None
+    assert CompCos.load(tmp_path / "run/best.pt")(torch.zeros(1, 16)).isfinite().all()
+
+
 def test_small_batches_and_small_data(toy, tmp_path, capsys):
     one = run("--dataset", toy, "--out", tmp_path / "one", "--batch-size", "1", "--epochs", "1")
     large = run("--dataset", toy, "--out", tmp_path / "large", "--batch-size", "100000", "--epochs", "1")
@@ -190,7 +247,7 @@ def test_bad_features_and_vectors(toy, tmp_path, capsys):
 def test_wrong_checkpoints(toy, tmp_path, capsys):
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"weights": 1}, tmp_path / "other.pt")
-    for name, message in (("text", "no checkpoint"), ("other", "not a best.pt")):
+    for name, message in (("text", "no checkpoint"), ("other", "it needs model, config")):
         with pytest.raises(ValueError, match=message):
             CompCos.load(tmp_path / f"{name}.pt")
     out = run("--dataset", toy, "--out", tmp_path / "run")
@@ -299,3 +356,8 @@ def test_predicting_images(drawn, tmp_path, capsys):
         assert all("seen" in line for line in lines[2:5])
     model = CompCos.load(tmp_path / "run/best.pt")
     assert compcos.predict(model, images)[0].shape == (2, 5)
+    (tmp_path / "broken.png").write_bytes(Path(images[0]).read_bytes()[:300])
+    with pytest.raises(SystemExit) as stop:
+        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", images[0], str(tmp_path / "broken.png"), str(tmp_path)])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "broken.png" in error and str(tmp_path) in error and "2 of 3" in error

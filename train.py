@@ -10,6 +10,7 @@ import csv
 import math
 import sys
 import time
+import warnings
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import common
 from evaluate import BiasSweep
 
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
+NOTHING = dict(epoch=0, best=dict(value=-math.inf), history=[])  # the state before the first epoch
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, so memory does not grow with N
 
 
@@ -79,7 +81,7 @@ def selection(report):
 
 
 def stepper(model, loss, optimizer, features, targets, batch_size):
-    """Return `step(index (B,)) -> None` that trains on those images, and the (1,) sum of losses it adds to.
+    """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses that it adds to.
 
     On CUDA the step is captured as a graph after three eager ones and replayed for full batches: one code for both.
     """
@@ -102,7 +104,8 @@ def stepper(model, loss, optimizer, features, targets, batch_size):
         if len(index) < batch_size or eager[0] < 3:  # the last short batch, and the warm-up that a capture needs
             eager[0] += len(index) == batch_size
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*capturable.*")  # Adam's word that this step is not captured
                 step(index)
             return torch.cuda.current_stream().wait_stream(side)
         static.copy_(index)
@@ -120,24 +123,16 @@ def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, wei
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best weights in `model`.
 
     `validate()` gives the number to maximise after each epoch; `after_epoch(epoch)` runs before it. Every epoch draws
-    its order, dropout and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt` to the same numbers.
-    Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: last.pt of another run, a loss that
-    is not finite, out of memory; KeyboardInterrupt says how to resume. Whatever ends it, `out/last.pt` is left.
+    its order, dropout and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there, to
+    the same numbers. Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: bad input, last.pt
+    of another run, a loss that is not finite. However it ends, `out/last.pt` holds the last whole epoch.
     """
-    count = len(model.states) * len(model.objects)
-    if not len(features) or not features.isfinite().all() or targets.min() < 0 or targets.max() >= count:
-        raise ValueError(f"training needs finite features and targets of 0 to {count - 1}: got {len(features)} images, "
-                         f"{int((~features.isfinite()).sum())} features that are not finite, targets of "
-                         f"{targets.tolist() and (int(targets.min()), int(targets.max()))}")
-    groups = model.parameter_groups(lr) if hasattr(model, "parameter_groups") else model.parameters()
-    optimizer = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True,
-                                 capturable=features.device.type == "cuda")
-    state = dict(epoch=0, best=dict(value=-math.inf), history=[])
-    if resume:
-        state = load_last(out, settings)
+    check_training(model, features, targets, epochs, batch_size)
+    state = load_last(out, settings, epochs) if resume else NOTHING
+    optimizer = adam(model, lr, weight_decay, features.device, state)
+    if state["epoch"]:
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        if after_epoch and state["epoch"]:
+        if after_epoch:
             after_epoch(state["epoch"])
     size = min(batch_size, len(features))
     step, total = stepper(model, loss, optimizer, features, targets, size)
@@ -158,14 +153,37 @@ def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, wei
                 save_last(out, state, settings)
                 saved = time.monotonic()
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped in epoch {state['epoch'] + 1}: {out / 'last.pt'} is kept; "
-                                "the same command with --resume goes on") from None
+        kept = f"epoch {state['epoch']} is kept in {out / 'last.pt'}, from which --resume goes on"
+        raise KeyboardInterrupt(f"stopped: {kept if state['epoch'] else 'no epoch was finished'}") from None
     finally:
         if state["epoch"] > first:
             save_last(out, state, settings)
-    if "model" in state["best"]:
-        model.load_state_dict(state["best"]["model"])
+    model.load_state_dict(state["best"]["model"])
     return state["history"]
+
+
+def check_training(model, features, targets, epochs, batch_size):
+    """ValueError for what training cannot use."""
+    count = len(model.states) * len(model.objects)
+    if epochs < 1 or batch_size < 1:
+        raise ValueError(f"{epochs} epochs of batches of {batch_size}: expected at least 1 of each")
+    if not len(features) or len(features) != len(targets):
+        raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, one or more")
+    if broken := int((~features.isfinite()).any(1).sum()):
+        raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair them or leave them out")
+    if targets.min() < 0 or targets.max() >= count:
+        raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * O + o, 0 to {count - 1}")
+
+
+def adam(model, lr, weight_decay, device, state):
+    """The optimiser, with the moments of `state` if it holds an epoch, ready for a captured step on CUDA."""
+    groups = model.parameter_groups(lr) if hasattr(model, "parameter_groups") else model.parameters()
+    optimizer = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda")
+    if state["epoch"]:
+        optimizer.load_state_dict(state["optimizer"])
+        for group in optimizer.param_groups:  # the run may have begun on another device
+            group["capturable"] = device.type == "cuda"
+    return optimizer
 
 
 def train_epoch(model, step, total, count, size, seed, epoch):
@@ -201,16 +219,32 @@ def save_last(out, state, settings):
         writer.writerows(state["history"])
 
 
-def load_last(out, settings):
-    """The state that `save_last` left in the folder `out`. ValueError if its settings differ (epochs and device may)."""
-    if not (out / "last.pt").exists():
-        return dict(epoch=0, best=dict(value=-math.inf), history=[])
-    state = torch.load(out / "last.pt", weights_only=True, map_location="cpu")
-    free = {"epochs", "device", "versions"}
+def load_last(out, settings, epochs):
+    """The state that `save_last` left in `out`; NOTHING if there is none. ValueError: other settings, or past `epochs`."""
+    path = out / "last.pt"
+    if not path.exists():
+        return NOTHING
+    state = load_file(path, ("settings", "model", "optimizer", *NOTHING))
     differ = [f"{key}: {state['settings'].get(key)!r} there, {settings.get(key)!r} here"
-              for key in sorted(state["settings"].keys() | settings.keys()) if key not in free
+              for key in sorted(state["settings"].keys() | settings.keys()) if key not in ("epochs", "device")
               and state["settings"].get(key) != settings.get(key)]
     if differ:
-        raise ValueError(f"{out / 'last.pt'} is of another run ({'; '.join(differ)}): "
-                         "give the same options, another --out, or leave --resume out")
+        raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options and data, another "
+                         "--out, or leave --resume out")
+    if state["epoch"] > epochs:
+        raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs {state['epoch']} or more")
     return state
+
+
+def load_file(path, keys):
+    """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of `keys`."""
+    try:
+        held = torch.load(path, weights_only=True, map_location="cpu")
+    except OSError:
+        raise
+    except Exception as error:  # of zip, pickle and the weights-only loader
+        raise ValueError(f"{path} is no checkpoint ({str(error).splitlines()[0][:160]})") from None
+    if not isinstance(held, dict) or not set(keys) <= held.keys():
+        raise ValueError(f"{path} is no such checkpoint of this project: it needs {', '.join(keys)} (for published "
+                         "files: compcos.load_published)")
+    return held
