@@ -26,7 +26,8 @@ PAIRS = {phase: [tuple(line.split()) for line in (LISTS / f"{phase}_pairs.txt").
          for phase in ("train", "val", "test")}
 STATES, OBJECTS = (sorted({pair[part] for pairs in PAIRS.values() for pair in pairs}) for part in (0, 1))
 WORDS = """canvas cotton fake fur leather thick hair nubuck nylon shiny rubber satin sheepskin suede
-           synthetic wool ankle boots knee high midcalf sandals boat shoes clogs flats heels loafers oxford sneakers slippers""".split()
+           synthetic wool ankle boots knee high midcalf sandals boat shoes clogs flats heels loafers
+           oxford sneakers slippers""".split()
 VECTORS = dict(zip(WORDS, np.random.default_rng(1).standard_normal((len(WORDS), 300), np.float32)))
 
 
