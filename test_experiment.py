@@ -361,3 +361,12 @@ def test_predicting_images(drawn, tmp_path, capsys):
         compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", images[0], str(tmp_path / "broken.png"), str(tmp_path)])
     error = capsys.readouterr().err
     assert stop.value.code == 2 and "broken.png" in error and str(tmp_path) in error and "2 of 3" in error
+
+
+def test_the_readmes_python_runs(capsys):
+    """The import example, as it stands there."""
+    blocks = (HERE / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    assert blocks
+    for block in blocks:
+        exec(block.split("```")[0], {})
+    assert 0 < float(capsys.readouterr().out) < 1
