@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,8 +76,13 @@ def command(main):
 
     @functools.wraps(main)
     def guarded(argv=None):
+        def show(message, *_):
+            print(f"warning: {message}", file=sys.stderr)
+
         try:
-            return main(argv)
+            with warnings.catch_warnings():
+                warnings.showwarning = show
+                return main(argv)
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
