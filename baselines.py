@@ -392,14 +392,14 @@ SHOES = TASKS | dict(width=300, fixed_vectors=True, vectors=["word2vec"])
 # The published settings of each dataset; any other gets those of UT-Zappos, TMN with 50 negatives.
 BUILT_IN = dict(batch_size=128, lr=1e-3)  # of the built-in dataset, for minutes on a CPU instead of hours
 DEFAULTS = dict(
-    leplus=dict(shapes=TRAINING | BUILT_IN | dict(epochs=400), other=TRAINING),
+    leplus=dict(shapes=TRAINING | BUILT_IN | dict(epochs=250), other=TRAINING),
     aop=dict(mitstates=TRAINING | dict(auxiliary=1000.0), other=TRAINING | dict(auxiliary=1.0)),
     symnet=dict(mitstates=TRAINING | dict(batch_size=450, object=0.1), other=TRAINING | dict(object=1.0)),
     tmn=dict(mitstates=TASKS, utzappos=SHOES, other=SHOES | dict(negatives=50)),
 )
 DEFAULTS["aop"]["shapes"] = DEFAULTS["aop"]["other"] | BUILT_IN | dict(epochs=100)
-DEFAULTS["symnet"]["shapes"] = DEFAULTS["symnet"]["other"] | BUILT_IN | dict(epochs=24)
-DEFAULTS["tmn"]["shapes"] = DEFAULTS["tmn"]["other"] | BUILT_IN | dict(epochs=24, gating_lr=1e-3, width=16)
+DEFAULTS["symnet"]["shapes"] = DEFAULTS["symnet"]["other"] | BUILT_IN | dict(epochs=30)
+DEFAULTS["tmn"]["shapes"] = DEFAULTS["tmn"]["other"] | BUILT_IN | dict(epochs=20, gating_lr=1e-3, width=16)
 
 
 @common.command
