@@ -15,7 +15,7 @@ every (float64) bias where a prediction changes; `published` the about 20 of the
     >>> report["best_seen"], report["best_unseen"], round(report["auc"], 3)
     (0.3333333333333333, 1.0, 0.333)
 
-From torch: `scores.float().cpu().numpy()`. From a dictionary of scores by pair: `np.stack([d[p] for p in pairs], 1)`.
+From torch: `scores.float().cpu()`. From a dictionary of scores by pair: `np.stack([d[p] for p in pairs], 1)`.
 Larger than memory: one `BiasSweep`, `update` a block; over several machines: `merge`. Reduced on a GPU: `update_kept`.
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
 """
@@ -43,8 +43,8 @@ PRIMITIVES = (STATE, "state_accuracy"), (OBJECT, "object_accuracy")
 class Curve(NamedTuple):
     """Accuracy as the bias on unseen compositions grows.
 
-    `exact`: `bias` is strictly ascending from -inf; entry i holds for the biases above `bias[i]` up to and including
-    `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000; entry i holds at `bias[i]`.
+    `exact`: from -inf strictly ascending; entry i holds for biases above `bias[i]` up to and including `bias[i + 1]`.
+    `published`: the biases tried, ascending, the last one 1000; entry i holds at `bias[i]`.
     """
     bias: np.ndarray  # (K,)
     seen: np.ndarray  # (K,) non-increasing, accuracy on the images of seen compositions
@@ -61,7 +61,7 @@ class BiasSweep:
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
-        self.seen, p = _array("seen", seen, "b", (None,)).copy(), np.size(seen)
+        self.seen, p = _array("seen", seen, "b", (None,)).copy(), len(seen)
         self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,)).copy()
         self.pairs = None if pairs is None else _array("pairs", pairs, "iu", (p, 2))
         self.topk = int(_array("topk", topk, "iu", ()))
@@ -123,8 +123,7 @@ class BiasSweep:
         images = self._images()
         n, n_seen = len(images[1]), int(images[1].sum())
         if n_seen in (0, n):
-            warnings.warn(f"no image of {'an unseen' if n_seen else 'a seen'} composition: only the half that exists "
-                          "is reported, the rest is nan", stacklevel=2)
+            warnings.warn(f"no image of {'un' * bool(n_seen)}seen compositions: what needs one is nan", stacklevel=2)
         values = _metrics(*images, np.ones(n, int), protocol)
         if confidence is not None:
             random = np.random.default_rng(0)
@@ -179,8 +178,8 @@ def accuracy_at(sweep, bias):
 
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
     """
-    if np.isnan(bias):
-        raise ValueError("bias must be a number, got nan: was it taken from a report without seen or unseen images?")
+    if (bias := np.asarray(bias)).ndim or bias.dtype.kind not in "fiu" or np.isnan(bias):
+        raise ValueError(f"bias must be a number, got {bias.tolist()!r}; a report of seen or unseen alone has none")
     _, seen, kept = sweep._images()
     values = {name: _accuracy(kept, UP_TO, bias, half) for name, half in (("seen", seen), ("unseen", ~seen))}
     values |= {name: _accuracy(kept, i, bias, np.ones(len(kept))) for i, name in PRIMITIVES}
@@ -188,43 +187,43 @@ def accuracy_at(sweep, bias):
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
-    """AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
+    """Top-1 AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
 
     `blocks`: iterable of (scores (B, P), target (B,)). At threshold t those of `candidates` (P,) remain that are seen
-    or have `feasibility` (P,) >= t. Returns arrays (T,): `threshold` as given, `removed` (the share of the candidates
-    that the mask removes), `auc` and `auc_published`, top-1.
+    or have `feasibility` >= t. Returns (T,) `threshold`, `removed` (share of the candidates), `auc`, `auc_published`.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape)
     steps, inverse = np.unique(_array("thresholds", thresholds, "fiu", (None,)), return_inverse=True)
-    if np.isnan(feasibility).any() or np.isnan(steps).any():
-        raise ValueError("feasibility and thresholds must be numbers, got nan")
+    if not len(steps) or np.isnan(feasibility).any() or np.isnan(steps).any():
+        raise ValueError(f"feasibility and thresholds must be numbers, got {'nan' if len(steps) else 'no threshold'}")
     level = np.searchsorted(steps, feasibility, "right") - 1  # the last threshold at which a column is kept, -1: none
     _, unseen, others = whole._groups[1]
     removed = (level[unseen] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
     level[others] = -1
-    kept = [_by_level(whole, level, len(steps), *block) for block in blocks]
+    kept = [_by_level(whole, level, len(steps), block) for block in blocks]
     best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._images()
 
     def areas(i):  # as BiasSweep does it, for k = 1
         with np.errstate(invalid="ignore"):
             cross = best_seen - best[:, i]
-        turn = np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf))
-        order = np.argsort(turn)
+        order = np.argsort(turn := np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf)))
         images = turn[order], seen[order], cross[order], np.ones(len(seen), int)
         return [_curve(*images, protocol)[1] for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
-        auc, published = np.array([*pool.map(areas, range(len(steps)))]).reshape(-1, 2)[inverse].T
+        auc, published = np.array([*pool.map(areas, range(len(steps)))])[inverse].T
     return dict(threshold=steps[inverse], removed=removed[inverse], auc=auc, auc_published=published)
 
 
-def _by_level(whole, level, count, scores, target):
+def _by_level(whole, level, count, pair):
     """Best seen score (B,), whether it is the truth's; best unseen at each threshold (B, T), the same; truth seen (B,).
 
     The best unseen are found among the most feasible sixteenth and the other columns above the best of these: few,
     unless scores and feasibility contradict each other.
     """
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"blocks must be pairs (scores, target), as [(scores, target)]; got {type(pair).__name__}")
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     runs, starts = np.unique(level[columns], return_index=True)
     tail = slice(max(np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1, 0), None)
@@ -246,7 +245,7 @@ def _by_level(whole, level, count, scores, target):
             wins[i, lower.max(initial=-1) + 1:own[i] + 1] = True
         return seen_score[:, 0], seen_column[:, 0] == target, best, wins & (best == truth[:, None])
 
-    *reduced, target = _each_block(scores, target, len(level), reduce)
+    *reduced, target = _each_block(*pair, len(level), reduce)
     return *reduced, whole.seen[target]
 
 
@@ -447,4 +446,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of source
     main()
