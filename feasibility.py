@@ -13,20 +13,15 @@ import argparse
 import csv
 import difflib
 import json
-import os
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 MIXES = {  # the paper's g and its ablation
-    "mean": lambda state, object: (state + object) / 2,
-    "max": np.maximum,
-    "state": lambda state, object: state,
-    "object": lambda state, object: object,
-}
+    "mean": lambda state, object: (state + object) / 2, "max": np.maximum,
+    "state": lambda state, object: state, "object": lambda state, object: object}
 
 
 def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
@@ -68,8 +63,9 @@ def explain(state, object, state_vectors, object_vectors, seen):
     Explanation(lend_state=[(0, 0, 0.8)], lend_object=[(1, 1, 0.6)])
     """
     states, objects, seen = _checked(state_vectors, object_vectors, seen)
-    if not (0 <= state < len(states) and 0 <= object < len(objects)):
-        raise ValueError(f"no composition ({state}, {object}) among {len(states)} states by {len(objects)} objects")
+    if not all(hasattr(i, "__index__") and 0 <= i < size for i, size in zip((state, object), seen.shape)):
+        raise ValueError(f"no composition ({state!r}, {object!r}) among {len(states)} states by {len(objects)} objects")
+    state, object = int(state), int(object)
     lend_state = [(state, int(o), float(objects[object, o])) for o in np.flatnonzero(seen[state]) if o != object]
     lend_object = [(int(s), object, float(states[state, s])) for s in np.flatnonzero(seen[:, object]) if s != state]
     return Explanation(*(sorted(support, key=lambda row: -row[2]) for support in (lend_state, lend_object)))
@@ -96,11 +92,8 @@ def ranked(feasibility, seen, *, top=3):
         unseen = np.flatnonzero(~seen)
         return tuple(unseen[np.argsort(sign * scores[unseen], kind="stable")[:top]] for sign in (-1, 1))
 
-    return Ranking(
-        [ends(*column) for column in zip(feasibility.T, seen.T)],
-        [ends(*row) for row in zip(feasibility, seen)],
-        ends(feasibility.ravel(), seen.ravel()),
-    )
+    return Ranking([ends(*column) for column in zip(feasibility.T, seen.T)],
+                   [ends(*row) for row in zip(feasibility, seen)], ends(feasibility.ravel(), seen.ravel()))
 
 
 def hard_mask(feasibility, seen, threshold):
@@ -153,6 +146,9 @@ def auroc(feasibility, positive, among):
 
 def rank_correlation(a, b):
     """Spearman's rank correlation of two (N,) arrays, ties sharing their mean rank; nan where one is constant."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    if a.ndim != 1 or a.shape != b.shape or not a.size or np.isnan([a, b]).any():
+        raise ValueError(f"cannot correlate {a.shape} with {b.shape}; expected two (N,) arrays, N > 0, without nan")
     a, b = (ranks - ranks.mean() for ranks in map(_ranks, (a, b)))
     size = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / size) if size else float("nan")
@@ -183,8 +179,7 @@ def _cosines(vectors, name):
     if len(bad):
         raise ValueError(f"{name}: {len(bad)} rows, first row {bad[0]}, are zero or not finite; give each a direction")
     unit = vectors / lengths
-    cosines = unit @ unit.T
-    return np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
+    return np.clip(cosines := unit @ unit.T, -1, 1, out=cosines)  # in place: a second array takes as long
 
 
 def _closest(similarity, seen):
@@ -215,7 +210,7 @@ def _scores(feasibility, mask, name="seen"):
 
 def read_pairs(path):
     """The set of (state, object) in a list with one `state object` a line."""
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         rows = {number: tuple(line.split()) for number, line in enumerate(file, 1) if line.strip()}
     bad = [number for number, row in rows.items() if len(row) != 2]
     if bad or not rows:
@@ -232,12 +227,12 @@ def read_vectors(path, states, objects, words):
     words = {name: words.get(name, name) for name in [*states, *objects]}
     if str(path).endswith(".npz"):
         keys, vectors = _arrays(path, "states", "objects"), _arrays(path, "state_vectors", "object_vectors")
+        if [names.shape for names in keys] != [rows.shape[:-1] for rows in vectors]:
+            raise ValueError(f"{path}: vectors {[rows.shape for rows in vectors]} for {[names.shape for names in keys]} names")
         tables = [dict(zip(names.tolist(), rows)) for names, rows in zip(keys, vectors)]
     else:
         wanted = {part for word in words.values() for spelling in _spellings(word) for part in spelling}
-        with open(path, encoding="utf-8", errors="replace") as file:
-            rows = (line.rstrip().partition(" ") for line in file)
-            tables = [{word: np.array(numbers.split(), float) for word, _, numbers in rows if word in wanted}] * 2
+        tables = [_text_vectors(path, wanted)] * 2
     found = [{name: _vector(words[name], table) for name in names} for names, table in zip((states, objects), tables)]
     missing = [name for rows in found for name, vector in rows.items() if vector is None]
     if missing:
@@ -245,23 +240,38 @@ def read_vectors(path, states, objects, words):
     return tuple(np.stack(list(rows.values())) for rows in found)
 
 
+def _text_vectors(path, wanted):
+    """{word: vector (D,)} of those wanted among text lines `word number ...`."""
+    table, size = {}, None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for row, line in enumerate(file, 1):
+            word, _, text = line.rstrip().partition(" ")
+            if word in wanted:
+                size = size or len(text.split()) or 1
+                try:
+                    table[word] = np.array(text.split(), float).reshape(size)
+                except ValueError:
+                    raise ValueError(f"{path}, line {row}: {word!r} needs {size} numbers, not {text[:40]!r}") from None
+    return table
+
+
 def read_external(path, states, objects):
     """(S, O) from an .npz of `scores` for combine and the names of its rows, `states`, and columns, `objects`."""
     scores, rows, columns = _arrays(path, "scores", "states", "objects")
-    if scores.shape != (len(rows), len(columns)):
-        raise ValueError(f"{path}: scores are {scores.shape} for {len(rows)} states and {len(columns)} objects")
+    if rows.ndim != 1 or columns.ndim != 1 or scores.shape != rows.shape + columns.shape:
+        raise ValueError(f"{path}: scores are {scores.shape} for states {rows.shape} and objects {columns.shape}")
     return scores[np.ix_(_indices(states, rows.tolist(), path), _indices(objects, columns.tolist(), path))]
 
 
 def save_csv(path, feasibility, seen, states, objects):
     """Write a row `state,object,seen,feasibility` for each composition; `path` appears only once all is written."""
-    part = f"{path}.part"
+    part = Path(f"{path}.part")
     with open(part, "w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["state", "object", "seen", "feasibility"])
         for (s, o), score in np.ndenumerate(feasibility):
             rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
-    os.replace(part, path)
+    part.replace(path)
 
 
 def _spellings(name):
@@ -311,7 +321,7 @@ def agreement(scores, seen, states, objects, *, occurring=None, published=None, 
         if kind not in ("objects", "states"):
             raise ValueError(f"unknown kind of table {kind!r}: expected 'objects' or 'states'")
         own, partners = (objects, states) if kind == "objects" else (states, objects)
-        ranking = getattr(ranked(scores, seen, top=max(len(cell) for row in table.values() for cell in row)), kind)
+        ranking = getattr(ranked(scores, seen, top=max([1, *(len(x) for row in table.values() for x in row)])), kind)
         for end, title in enumerate(("most", "least")):
             paper = [set(row[end]) for row in table.values()]
             ours = [{partners[k] for k in ranking[i][end]} for i in _indices(table, own, f"the {kind}")]
@@ -321,8 +331,7 @@ def agreement(scores, seen, states, objects, *, occurring=None, published=None, 
 
 def main(argv=None):
     """The command line; --help tells."""
-    parser = argparse.ArgumentParser(
-        description="The most and least feasible unseen compositions, why, and how the scores fit what is known.")
+    parser = argparse.ArgumentParser(description="Rank unseen compositions, explain them, compare with what is known.")
     add = parser.add_argument
     add("--pairs", required=True, metavar="FILE", help="the seen compositions, one `state object` a line")
     add("--vectors", required=True, metavar="FILE",
@@ -344,8 +353,7 @@ def main(argv=None):
     try:
         _run(options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        parser.exit(2, f"error: {error}\n")
 
 
 def _run(options):
@@ -353,7 +361,8 @@ def _run(options):
     lists = [read_pairs(path) for path in (options.pairs, *options.occur)]
     states, objects = (sorted(set(names)) for names in zip(*set.union(*lists)))
     seen, *occurring = (np.array([[(s, o) in pairs for o in objects] for s in states]) for pairs in lists)
-    vectors = read_vectors(options.vectors, states, objects, _json(options.names))
+    names = _json(options.names, "{name: word}", lambda word: isinstance(word, str))
+    vectors = read_vectors(options.vectors, states, objects, names)
     external = options.combine and read_external(options.combine, states, objects)
 
     def scored(state_vectors, object_vectors):
@@ -366,22 +375,37 @@ def _run(options):
     if options.explain:
         _print_explanation(options.explain, scores, vectors, seen, states, objects, options.top)
     elif options.occur or options.published or options.tables:
-        known = {"occurring": np.any(occurring, axis=0) if occurring else None, "tables": _json(options.tables)}
+        tables = _json(options.tables, "{objects|states: {name: [most, least]}}, both lists of names", _is_table)
+        known = {"occurring": np.any(occurring, axis=0) if occurring else None, "tables": tables}
         shuffles = [map(np.random.default_rng(seed).permutation, vectors) for seed in range(10)]
         rows = {"these vectors": [scores], "shuffled vectors": [scored(*shuffle) for shuffle in shuffles]}
         if options.published:
-            known["published"] = _arrays(options.published, "feasibility")[0].reshape(seen.shape)
+            published, = _arrays(options.published, "feasibility")
+            if published.shape not in (seen.shape, (seen.size,)):
+                raise ValueError(f"{options.published}: feasibility is {published.shape}; expected {seen.shape}")
+            known["published"] = published.reshape(seen.shape)
             rows["published"] = [known["published"]]
         _print_agreement(rows, seen, states, objects, known)
     else:
         _print_tables(scores, seen, states, objects, options)
 
 
-def _json(path):
-    content = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; expected an object, {{name: ...}}")
+def _json(path, expected, fits):
+    """The object in a JSON file, {} without one; ValueError unless its values fit what is expected."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig")) if path else {}
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, {expected} ({error})") from None
+    if not isinstance(content, dict) or not all(map(fits, content.values())):
+        raise ValueError(f"{path} holds {json.dumps(content)[:60]}; expected {expected}")
     return content
+
+
+def _is_table(table):
+    """Whether it is {name: [names, names]}, and not empty."""
+    lists = [*table.values()] if isinstance(table, dict) else []
+    cells = [cell for row in lists if isinstance(row, list) and len(row) == 2 for cell in row if isinstance(cell, list)]
+    return len(cells) == 2 * len(lists) > 0 and all(isinstance(name, str) for cell in cells for name in cell)
 
 
 def _print_explanation(pair, scores, vectors, seen, states, objects, top):
