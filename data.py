@@ -7,6 +7,7 @@ N images, S states, O objects, C = S*O compositions, P pairs; composition (s, o)
 
 import argparse
 import csv
+import io
 import sys
 from collections import Counter
 from pathlib import Path
@@ -173,7 +174,8 @@ def read_csv(file, problems):
     """Rows of a table of images as dicts, lower-case keys, no stray blanks; `,`, `;` or tab between the columns."""
     text = read_text(file, problems)
     header = text.partition("\n")[0]
-    table = csv.DictReader(text.splitlines(), delimiter=max(",;\t", key=header.count), restval="", restkey="")
+    lines = io.StringIO(text, newline="")  # not splitlines(), which cuts within quotes and at more than line ends
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), restval="", restkey="")
     try:
         rows = [{key.strip().lower(): value.strip() for key, value in row.items() if key} for row in table]
     except csv.Error as error:
@@ -264,7 +266,7 @@ def missing_files(dataset):
     covered = feature_names(dataset.folder, problems)
     lost = [image for image in images if image not in covered and not dataset.path(image).exists()]
     if lost:
-        problems.append(f"{len(lost):,} of {count(len(images), 'image')} are neither in images/ nor "
+        problems.append(f"{len(lost):,} of {count(len(images), 'image')} found neither in images/ nor "
                         f"in {' or '.join(FEATURES)}: {some(lost)}")
     return problems
 

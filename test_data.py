@@ -207,6 +207,17 @@ def test_images_csv(tmp_path):
     assert data.load(comma).path("a/1.jpg") == comma / "a/1.jpg"
 
 
+def test_quoted_lines_and_separators_of_unicode_stay_in_their_cell(tmp_path, capsys):
+    rows = [(f"{i}.jpg", state, thing, f'"two\nlines, {i}"') for i, (state, thing) in enumerate(
+        [(s, o) for s in ("dark\u2028red", "blue", "green") for o in ("car", "bus") for _ in range(4)])]
+    folder = table(tmp_path / "x", rows, "image,state,object,comment")
+    for arguments in ["--make-split"], []:
+        check(capsys, folder, *arguments)
+    dataset = data.load(folder)
+    assert dataset.states == ["blue", "dark\u2028red", "green"] and sum(map(len, dataset.images.values())) == len(rows)
+    assert (folder / "images.csv").read_text().count('"two\nlines, ') == len(rows)
+
+
 @pytest.mark.parametrize("text, words", [
     ("", "images.csv is empty"),
     ("image,state,object,split\n", "expected image,state,object,split and rows"),
@@ -255,7 +266,7 @@ def test_features_do_instead_of_images(tmp_path, capsys, save):
     save(folder, [row[0] for row in ROWS[1:]])
     status, output = check(capsys, folder)
     assert status == 1 and output.endswith(
-        "1 of 9 images are neither in images/ nor in features.npz or resnet18_featurers.t7: a/1.jpg\n")
+        "1 of 9 images found neither in images/ nor in features.npz or resnet18_featurers.t7: a/1.jpg\n")
 
 
 @pytest.mark.parametrize("style, root", [("{}_{}", "."), ("{}/{}", "."), ("{}_{}", "images"), ("{}/{}", "images")])
