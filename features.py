@@ -253,19 +253,19 @@ def _some(names, limit=20):
 def _check(broken, total, skip, where=""):
     """ValueError naming the images {name: why} of `total` that have no features, unless they may be skipped."""
     if broken and (not skip or len(broken) == total):
-        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {_some(broken)}; mend or remove "
-                         "these, or go on without them: --skip-broken")
+        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {_some(broken)}; mend "
+                         "them or leave them out, as --skip-broken does with those of a dataset")
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False, skip_broken=False):
-    """Image files -> (N,F) float32 features. Raises one ValueError that names all the files that cannot be read.
+    """Image files, or one, -> (N,F) float32 features. Raises one ValueError that names all files that cannot be read.
 
     backbone: None, ResNet-18 with its published weights; a module or any callable, (B,3,224,224) float32 on the device,
     as `preprocess` makes them, -> (B,F); or "pixels". respect_orientation: turn photos upright first by their EXIF tag.
     skip_broken: rows of unreadable files are NaN. To train on features of your own backbone, save
     `np.savez(FILE, files=names, features=extract(paths, backbone=...))` and pass `--features FILE`.
     """
-    paths, rows, broken = list(paths), {}, {}
+    paths, rows, broken = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths), {}, {}
     if not paths:
         raise ValueError("no images to extract features of: expected a list of one path or more")
     backbone = load_backbone() if backbone is None else backbone
@@ -292,10 +292,13 @@ def _stored(path):
     features = np.asarray(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
         raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not {features.shape} {features.dtype}")
+    last = dict(zip(files, features))
+    if twice := len(last) < len(files) and {name for name, row in zip(files, features) if (row != last[name]).any()}:
+        raise ValueError(f"{path}: several rows that differ for {_some(sorted(twice))}; expected one for each name")
     return {**stored, "files": files, "features": features}
 
 
-def _key(weights, upright):
+def describe(weights, upright):
     """What cached features depend on, in words: backbone, weights (8 digits of their SHA-256), preprocessing."""
     path, digits = _weights_file(weights), WEIGHTS_URL[-12:-4]
     if weights is not None or path.exists():
@@ -323,7 +326,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype):
     Returns {name: feature} and {name: why it cannot be read}.
     """
     cache, partial = dataset.folder / "features.npz", dataset.folder / "features.partial.npz"
-    key, files = _key(weights, upright), {name: dataset.path(name) for name in names}
+    key, files = describe(weights, upright), {name: dataset.path(name) for name in names}
     stamps = {name: _stamp(path) for name, path in files.items()}
     rows, broken = _cached(cache, key, stamps) | _cached(partial, key, stamps), {}
     todo = {name: path for name, path in files.items() if name not in rows}
@@ -375,7 +378,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     if ours:
         rows, broken = _refresh(dataset, names, weights=weights, device=device, batch_size=batch_size,
                                 upright=respect_orientation, dtype=dtype)
-        about, where = _key(weights, respect_orientation), ""
+        about, where = describe(weights, respect_orientation), ""
     else:
         rows, about = dict(zip(stored["files"], stored["features"])), stored.get("key", f"features in {source}")
         broken = {name: "not there" for name in names if name not in rows}

@@ -230,6 +230,8 @@ def test_any_callable_in_any_batch_size():
     for batch_size in (1, 4, 64):
         made = features.extract(map(str, IMAGES), backbone=mean_colour, device="cpu", batch_size=batch_size)
         np.testing.assert_allclose(made, np.stack(expected), atol=1e-6)
+    for path in IMAGES[0], str(IMAGES[0]):  # one alone
+        np.testing.assert_allclose(features.extract(path, backbone=mean_colour, device="cpu"), expected[:1], atol=1e-6)
     module = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.AvgPool2d(224), torch.nn.Flatten()).train()
     made = features.extract(IMAGES, backbone=module, device="cpu")
     np.testing.assert_allclose(made, np.stack(expected), rtol=1e-4, atol=1e-4)  # eval mode: BatchNorm does nothing
@@ -261,7 +263,7 @@ def test_broken_files_are_all_named(tmp_path, monkeypatch):
         assert re.search(rf"{path} \([^)]*{why}", str(caught.value)), path
     with pytest.warns(Image.DecompressionBombWarning):
         made = features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3, skip_broken=True)
-        with pytest.raises(ValueError, match="7 of 7"):
+        with pytest.raises(ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"):
             features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
     assert np.isnan(made[[1, 2, 3, 4, 6, 7, 8]]).all() and np.isfinite(made[[0, 5]]).all()
 
@@ -410,10 +412,12 @@ def test_published_features_are_read(tmp_path, kind):
     ("files", np.zeros(2), r"not \(2,\) float64"),
     ("files", np.array([["x"], ["y"]]), r"not \(2, 1\) <U1"),
     ("files", np.array([[None], [None]]), "Object arrays"),
+    (["red_shoe/0.png", "./red_shoe/0.png"], np.eye(2), "several rows that differ for red_shoe/0.png;"),
     ("names", np.zeros((2, 2)), "holds names, features; expected `files`"),
     ("files", np.array([[0], [np.inf]]), "1 images are not finite: red_shoe/1.png")])
 def test_wrong_features_are_explained(tmp_path, called, content, said):
     files = ["red_shoe/0.png", "red_shoe/1.png"][:len(content)]
+    files, called = (files, called) if isinstance(called, str) else (called, "files")
     np.savez(tmp_path / "wrong.npz", **{called: files, "features": content})
     with pytest.raises(ValueError, match=f"wrong.npz.*{said}"):
         features.load_features(make_dataset(tmp_path, 2), file=str(tmp_path / "wrong.npz"))
