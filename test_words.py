@@ -173,6 +173,8 @@ def test_all_misses_in_one_error(write):
         assert part in str(error.value)
     with pytest.raises(ValueError, match="expected \"error\""):
         word_vectors(["old"], path, missing="skip")
+    with pytest.raises(ValueError, match=r"expected a list of names, \['old'\]"):
+        word_vectors("old", path)
 
 
 def test_missing_words_stand_in(write):
@@ -196,11 +198,12 @@ def test_missing_words_stand_in(write):
     (b"<!DOCTYPE html>\n<html>", "<!DOCTYPE html>"), (b"", "b''"), (b"PK\x03\x04 no zip", "not a zip file"),
     (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, the first word 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
     (b"old 0.1 0.2\nnew nan 1\n", "NaN"), (gzip.compress(text(rows()))[:-9], "ended before"),
-    (b"\x1f\x8bno gzip at all", "cannot read"), (words.FASTTEXT + bytes(100), "version 0"),
-    (binary(rows())[:-3], "ends after 14 of 15")])
+    (b"\x1f\x8bno gzip at all", "compression method"), (words.FASTTEXT + bytes(100), "version 0"),
+    (binary(rows())[:-3], "ends after 14 of 15"), (b"0 0\n", "vectors have 0 numbers"),
+    (b"1 0\nnew\n", "vectors have 0 numbers")])
 def test_bad_files(content, message, write):
     path = write(content)
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises((ValueError, OSError), match=f"{path}.*{message}"):
         word_vectors(["new"], path)
 
 

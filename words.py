@@ -70,6 +70,8 @@ def word_vectors(names, *sources, missing="error", root="data"):
     """
     if missing not in ("error", "random", "mean"):
         raise ValueError(f'missing={missing!r}: expected "error", "random" or "mean"')
+    if isinstance(names, str):
+        raise ValueError(f"names is {names!r}: expected a list of names, [{names!r}]")
     names = [str(name) for name in names]
     blocks, lacks = [], []
     for source in _split(sources):
@@ -123,6 +125,8 @@ def _look_up(names, path, missing):
             readings = {name: _readings(name, kind) for name in names}
             wanted = {s for r in readings.values() for words in r for word in words for s in _spellings(word, kind)}
             found, dim = READERS[kind](file, wanted, tick, *shape)
+            if dim < 1:
+                raise ValueError(f"its vectors have {dim} numbers, expected 1 or more")
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise ValueError(f"cannot read word vectors from {path}: {error}") from error
     known = np.array(list(found.values()), np.float32).reshape(-1, dim)
