@@ -228,7 +228,7 @@ def read_vectors(path, states, objects, words):
     if str(path).endswith(".npz"):
         keys, vectors = _arrays(path, "states", "objects"), _arrays(path, "state_vectors", "object_vectors")
         if [names.shape for names in keys] != [rows.shape[:-1] for rows in vectors]:
-            raise ValueError(f"{path}: vectors {[rows.shape for rows in vectors]} for {[names.shape for names in keys]} names")
+            raise ValueError(f"{path}: {[rows.shape for rows in vectors]} vectors for {[*map(np.shape, keys)]} names")
         tables = [dict(zip(names.tolist(), rows)) for names, rows in zip(keys, vectors)]
     else:
         wanted = {part for word in words.values() for spelling in _spellings(word) for part in spelling}

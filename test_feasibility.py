@@ -308,7 +308,7 @@ NO_TABLES = [json.dumps({"objects": table}) for table in
     (["--combine", "other.npz"], "no 'old' in other.npz"),
     (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
     (["--published", "sizes.npz"], "sizes.npz: feasibility is (7,); expected (3, 3)"),
-    (["--vectors", "fewer.npz"], "fewer.npz: vectors [(2, 3), (3, 3)] for [(3,), (3,)] names"),
+    (["--vectors", "fewer.npz"], "fewer.npz: [(2, 3), (3, 3)] vectors for [(3,), (3,)] names"),
     (["--vectors", "shorter.txt"], "shorter.txt, line 2: 'small' needs 3 numbers, not '1 0'"),
     (["--vectors", "letters.txt"], "letters.txt, line 1: 'old' needs 2 numbers, not '0.5 x'"),
     (["--names", "bad.txt"], "bad.txt: expected JSON, {name: word} ("),
