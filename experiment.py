@@ -54,7 +54,7 @@ def decide(kept, bias):
     return np.where(unseen, unseen_columns, seen_columns), np.where(unseen, unseen_scores, seen_scores)
 
 
-def test(model, arrays, dataset, rho, out, *, save_scores=False):
+def measure(model, arrays, dataset, rho, out, *, save_scores=False):
     """All that is reported of a trained model, as in metrics.json; predictions and compositions go to files in `out`.
 
     arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility. τ and the fixed biases come
@@ -180,7 +180,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume,
                       settings=settings, after_epoch=parts["after_epoch"], **keywords)
         rho = parts["rho"]()
-        metrics = test(model, arrays, dataset, rho, out, save_scores=save_scores)
+        metrics = measure(model, arrays, dataset, rho, out, save_scores=save_scores)
     best = max(history, key=lambda row: row["validation"])
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **metrics)
     save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
