@@ -59,7 +59,7 @@ def bench_evaluate(repeat):
 
 
 def bench_feasibility(repeat):
-    """Feasibility of every composition: feasibility_scores beside a double loop over them, on the real pair lists if at hand."""
+    """Feasibility of every composition beside a double loop over them, on the real pair lists if they are at hand."""
     import tracemalloc
     from pathlib import Path
 
@@ -91,8 +91,8 @@ def bench_feasibility(repeat):
         memory = tracemalloc.get_traced_memory()[1] - scores.nbytes
         tracemalloc.stop()
         fast, loop = timed(lambda: feasibility_scores(*case), lambda: plain(*case), repeat=repeat)
-        print(f"feasibility, {name} ({S} x {O}, D {D}, {source}): {fast * 1e3:.1f} ms, {memory / 1e6:.1f} MB beside the result; "
-              f"double loop {loop * 1e3:,.0f} ms, {loop / fast:.0f} times as long")
+        print(f"feasibility, {name} ({S} x {O}, D {D}, {source}): {fast * 1e3:.1f} ms, {memory / 1e6:.1f} MB beside the "
+              f"result; double loop {loop * 1e3:,.0f} ms, {loop / fast:.0f} times as long")
 
 
 def bench_step(repeat):
@@ -131,20 +131,21 @@ def bench_step(repeat):
         return run
 
     def primitives():
-        torch.autograd.backward(models[0].compositions()[:2], (torch.ones(S, D, device=device), torch.ones(O, D, device=device)))
+        halves = models[0].compositions()[:2]
+        torch.autograd.backward(halves, tuple(map(torch.ones_like, halves)))
 
     seconds = timed(*map(many, (
         lambda: step(order), lambda: plain_step(models[1], adams[1], features, target, scale=20.0, seen=seen, margin=margin),
         lambda: models[1].image_embedder(features).backward(half), primitives,
         lambda: nnf.cross_entropy(logits, target).backward())), repeat=repeat)
     ours, plain, omega, phi, softmax = (1e3 * taken / times for taken in seconds)
-    print(f"step, {S} x {O}, D {D}, batch {B}, {device}: {ours:.2f} ms; plain form {plain:.1f} ms, {plain / ours:.0f} times as long; "
-          f"ω {omega:.2f}, W on the primitives {phi:.2f}, cross-entropy of given logits {softmax:.2f} ms: "
+    print(f"step, {S} x {O}, D {D}, batch {B}, {device}: {ours:.2f} ms; plain form {plain:.1f} ms, {plain / ours:.0f} "
+          f"times as long; ω {omega:.2f}, W on the primitives {phi:.2f}, cross-entropy of given logits {softmax:.2f} ms: "
           f"{ours / (omega + phi + softmax):.2f} times their sum")
 
 
 def bench_run(repeat):
-    """An open-world run of MIT-States' size on made-up features, feasibility and validation every epoch; on a CPU, 2 of 300 epochs."""
+    """A whole open-world run of MIT-States' size on made-up features, all that an epoch has; on a CPU 2 of 300 epochs."""
     import tempfile
     from pathlib import Path
 
@@ -169,7 +170,8 @@ def bench_run(repeat):
     else:
         known[random.choice(S * O, 1262, replace=False)] = True
         unseen = random.choice(np.flatnonzero(~known), 300, replace=False)
-    targets = {"train": random.choice(np.flatnonzero(known), 30338), "val": random.choice([*np.flatnonzero(known), *unseen], 10420)}
+    targets = {"train": random.choice(np.flatnonzero(known), 30338),
+               "val": random.choice([*np.flatnonzero(known), *unseen], 10420)}
     features = {phase: torch.randn(len(target), 512, device=device) for phase, target in targets.items()}
     seen, everything = known.reshape(S, O), dict(open=np.ones(S * O, bool))
     model = CompCos(random.normal(size=(S, 600)), random.normal(size=(O, 600)), 512).to(device)
@@ -185,12 +187,13 @@ def bench_run(repeat):
         fit(model, loss, features["train"], torch.as_tensor(targets["train"], device=device), validate, epochs=epochs,
             batch_size=128, lr=5e-5, weight_decay=5e-5, seed=0, out=Path(out), settings={}, after_epoch=after_epoch)
     moments.append(time.perf_counter())
-    print(f"run, MIT-States' size ({'real' if folder.exists() else 'random'} pairs), {device}: {epochs} epochs of 238 steps in "
-          f"{moments[-1] - moments[0]:.1f} s (first {moments[1] - moments[0]:.2f} s, then {(moments[-2] - moments[1]) / (epochs - 1):.3f} s each)")
+    first, rest = moments[1] - moments[0], (moments[-2] - moments[1]) / (epochs - 1)
+    print(f"run, MIT-States' size ({'real' if folder.exists() else 'random'} pairs), {device}: {epochs} epochs of 238 steps "
+          f"in {moments[-1] - moments[0]:.1f} s (first {first:.2f} s, then {rest:.3f} s each)")
 
 
 def bench_scale(repeat):
-    """Open-world training and evaluation of large vocabularies: time and peak memory against S * O, each in a process of its own."""
+    """Open-world training and evaluation of large vocabularies: time and peak memory against S * O, a process each."""
     import subprocess
     import sys
 
@@ -235,8 +238,8 @@ def large_vocabulary(S, O, D, repeat, images=256):
     rate = images / (time.perf_counter() - start)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     gpu = f", {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the GPU" if device.type == "cuda" else ""
-    print(f"scale, {S:,} x {O:,} = {S * O:,} compositions, D {D}, {device}: step of 128 images {1e3 * seconds:,.1f} ms, feasibility, τ of 50 and "
-          f"two evaluations {rate:,.0f} images/s, peak memory {memory:.2f} GB{gpu}", flush=True)
+    print(f"scale, {S:,} x {O:,} = {S * O:,} compositions, D {D}, {device}: step of 128 images {1e3 * seconds:,.1f} ms, "
+          f"feasibility, τ of 50 and two evaluations {rate:,.0f} images/s, peak memory {memory:.2f} GB{gpu}", flush=True)
 
 
 def bench_words(repeat):
@@ -347,7 +350,7 @@ def bench_baselines(repeat):
             ours, direct, before = timed(lambda: model.score(features, once[name]),
                                          lambda: DIRECT[name](parameters, features, part), model.compositions, repeat=repeat)
             direct *= len(pairs) / len(part)
-            print(f"{name} scores: {1e3 * ours:.0f} ms (compositions, once: {1e3 * before:.0f}); direct {1e3 * direct:.0f} ms"
+            print(f"{name} scores: {1e3 * ours:.0f} ms (compositions, once {1e3 * before:.0f}); direct {1e3 * direct:.0f} ms"
                   f"{'' if part is pairs else ', from 1 in 100 compositions'}: {direct / ours:.1f} times as long")
     model = models["tmn"].train()
     ours, direct = timed(lambda: model.loss(features, target, negatives).backward(),

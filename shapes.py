@@ -162,7 +162,8 @@ def vectors(random):
             centre = random.normal(size=VECTOR_SIZE)
             for name in names:
                 share = random.uniform(LEAST, MOST)
-                table[name] = (share ** .5 * centre + (1 - share) ** .5 * random.normal(size=VECTOR_SIZE)) / VECTOR_SIZE ** .5
+                own = random.normal(size=VECTOR_SIZE)
+                table[name] = (share ** .5 * centre + (1 - share) ** .5 * own) / VECTOR_SIZE ** .5
     return table
 
 
