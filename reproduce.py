@@ -32,11 +32,9 @@ from train import sweep
 
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
-METHODS = {"AoP": "aop", "LE+": "leplus", "TMN": "tmn", "SymNet": "symnet",
-           "CompCos closed": "closed", "CompCos": "full"}  # label -> run
-RUNS = {  # options of each run; `full` is first, since its feasibility masks the baselines
-    "full": "--world open", "closed": "--world closed",
-    "alpha0": "--world open --margin 0", "constant": "--world open --warmup 0",
+METHODS = {"AoP": "aop", "LE+": "leplus", "TMN": "tmn", "SymNet": "symnet", "CompCos closed": "closed", "CompCos": "full"}
+RUNS = {  # options of each run of METHODS and more; `full` is first, since its feasibility masks the baselines
+    "full": "--world open", "closed": "--world closed", "alpha0": "--world open --margin 0", "constant": "--world open --warmup 0",
     **{mix: f"--world open --mix {mix}" for mix in ("state", "object", "max")},
     **{name: f"--world closed --model {name}" for name in baselines.MODELS},
 }
@@ -423,6 +421,8 @@ def main(argv=None):
     options, shared = own.parse_known_args(argv)
     parser = argparse.ArgumentParser("reproduce.py", allow_abbrev=False)
     experiment.add_options(parser)
+    if {"curves", "threshold", "training"} & set(options.only):
+        panels(("", ""))  # says now, and not after the training, if matplotlib is missing
     dataset, features, *_, device, settings = experiment.prepare(parser.parse_args(shared), "compcos", compcos.DEFAULTS)
     settings = {key: value for key, value in settings.items() if key not in ("model", "world", "device")}
     out = options.out or Path("runs", f"reproduce-{dataset.name}")
@@ -441,8 +441,8 @@ def main(argv=None):
             "## Findings", "", *(f"- {sentence}" for sentence in findings(results, cells)), ""]
     with common.writing(out / "report.md") as file:
         file.write("\n".join(head + body))
-    experiment.write_json(out / "report.json", dict(command=argv, settings=settings, seeds=options.seeds,
-                                                    quick=options.quick, **cells))
+    report = dict(command=argv, settings=settings, seeds=options.seeds, quick=options.quick, **cells)
+    experiment.write_json(out / "report.json", report)
     print(f"written to {out / 'report.md'}")
 
 
