@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
 METHODS = {"AoP": "aop", "LE+": "leplus", "TMN": "tmn", "SymNet": "symnet", "CompCos closed": "closed", "CompCos": "full"}
 RUNS = {  # options of each run of METHODS and more; `full` is first, since its feasibility masks the baselines
-    "full": "--world open", "closed": "--world closed", "alpha0": "--world open --margin 0", "constant": "--world open --warmup 0",
-    **{mix: f"--world open --mix {mix}" for mix in ("state", "object", "max")},
+    "full": "--world open", "closed": "--world closed", "alpha0": "--world open --margin 0",
+    "constant": "--world open --warmup 0", **{mix: f"--world open --mix {mix}" for mix in ("state", "object", "max")},
     **{name: f"--world closed --model {name}" for name in baselines.MODELS},
 }
 TABLES = {  # label -> (run, candidate set); the labels are those of testdata/paper_tables.json
