@@ -114,6 +114,8 @@ def resnet18():
 
 def _weights_file(weights=None):
     """The file given, else where torch hub keeps the published one (it may not be there yet)."""
+    if weights and not Path(weights).is_file():
+        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, or none for torch hub's")
     return Path(weights or Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2]))
 
 

@@ -459,3 +459,8 @@ def test_script(tmp_path, weights, capsys, decoded):
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: no features of 1 of 3 images: red_shoe/0.png \(not an image\); .*\n", said)
+
+
+def test_missing_weights_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no weights file .*none.pth"):
+        features.load_backbone(tmp_path / "none.pth")
