@@ -30,6 +30,7 @@ from feasibility import auroc, hard_mask, save_csv
 from train import chunks, fit, index_pairs, load_file, selection, sweep
 
 SETTINGS = ("closed", "open", "open_masked")
+RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv", "feasibility.csv")
 BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "feasibility", "closed", "threshold", "bias")
 
 
@@ -163,8 +164,8 @@ def memory_explained(device):
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json holds."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in () if resume else ("metrics.json", "best.pt", "predictions.csv", "compositions.csv", "feasibility.csv"):
-        (out / name).unlink(missing_ok=True)  # of an earlier run, whose last.pt is about to go too
+    for path in () if resume else (*out.glob("scores*.np[yz]"), *(out / name for name in RESULTS)):
+        path.unlink(missing_ok=True)  # of an earlier run, whose last.pt is about to go too
     torch.manual_seed(settings["seed"])
     world = dict(world=dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool))
     keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}

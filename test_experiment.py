@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,17 @@ def test_data_without_unseen_compositions(toy, tmp_path, capsys):
     held = json.loads((run("--dataset", toy, "--out", tmp_path / "run") / "metrics.json").read_text())
     assert held["test"]["open"]["exact"]["best_seen"] > .3 and held["test"]["open"]["exact"]["auc"] is None
     assert CompCos.load(tmp_path / "run/best.pt")(torch.zeros(1, 16)).isfinite().all()
+
+
+def test_a_new_run_leaves_nothing_of_an_earlier_one(toy, tmp_path, monkeypatch, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
+    assert {path.name for path in out.iterdir()} == {"last.pt", "log.csv", "scores.npy", *experiment.RESULTS,
+                                                     *(f"scores_{name}.npz" for name in experiment.SETTINGS)}
+    monkeypatch.setattr(experiment, "selection", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit):
+        run("--dataset", toy, "--out", out, "--margin", "0.1")
+    assert "no epoch was finished" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} <= {"last.pt", "log.csv"}
 
 
 def test_small_batches_and_small_data(toy, tmp_path, capsys):
