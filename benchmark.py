@@ -102,7 +102,7 @@ def bench_step(repeat):
 
     from compcos import CompCos, objective
     from features import pick_device
-    from test_compcos import plain_step
+    from reference import plain_step
     from train import stepper
 
     S, O, D, F, B = 115, 245, 600, 512, 128
@@ -322,7 +322,7 @@ def bench_baselines(repeat):
     import torch
 
     from baselines import MODELS
-    from test_baselines import DIRECT, direct_tmn_loss, published
+    from reference import DIRECT, direct_tmn_loss, published
 
     S, O, D, F, B = 115, 245, 300, 512, 128
     torch.manual_seed(0)

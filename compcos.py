@@ -13,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as nnf
 
 import common
+import data
 import experiment
 import features as image_features
 import train
@@ -200,10 +201,10 @@ def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, m
 def load_published(state_dict):
     """A `CompCos` from parameters under the published names: a state dict, a checkpoint (its `net`), or a file of either.
 
-    Published files also hold a NumPy scalar: `features.load_tensors` admits NumPy's numbers, and nothing that runs code.
+    Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and nothing that runs code.
     """
     if not isinstance(state_dict, dict):
-        state_dict = image_features.load_tensors(state_dict)
+        state_dict = data.load_tensors(state_dict)
     weights = state_dict.get("net", state_dict)
     try:
         weights = {name: torch.as_tensor(value) for name, value in weights.items()}
@@ -282,7 +283,7 @@ def main(argv=None):
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
     add("--predict", nargs="+", metavar="IMAGE", help="image files")
-    add("--candidates", default="open_masked", choices=experiment.SETTINGS, help="allowed answers (default open_masked)")
+    add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS, help="allowed answers (default open_masked)")
     add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict:

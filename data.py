@@ -284,6 +284,42 @@ def feature_names(folder, problems):
         return set()
 
 
+def load_tensors(path):
+    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of floats and strings."""
+    array, scalar = np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]
+    allowed = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "U"))]
+    for module in "numpy.core.multiarray", "numpy._core.multiarray":  # as NumPy 1 and 2 call it
+        allowed += [(array, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # those of pickle and zip have no common class
+        raise ValueError(f"{path}: no tensors by torch.save ({' '.join(str(error).split())[:200]})") from error
+
+
+def read_features(path):
+    """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N,F), or ValueError."""
+    try:
+        stored = dict(np.load(path, allow_pickle=False)) if Path(path).suffix == ".npz" else load_tensors(path)
+    except OSError:
+        raise
+    except Exception as error:  # of zip, pickle and NumPy
+        raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays ({error})") from error
+    if not isinstance(stored, dict) or not {"files", "features"} <= set(stored):
+        holds = ", ".join(map(str, stored)) if isinstance(stored, dict) else f"a {type(stored).__name__}"
+        raise ValueError(f"{path}: holds {holds[:200]}; expected `files` (N names) and `features` (N, F)")
+    files = [plain(str(name)) for name in stored["files"]]
+    features = np.asarray(stored["features"])
+    if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
+        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not {features.shape} {features.dtype}")
+    last = dict(zip(files, features))
+    if twice := len(last) < len(files) and {name for name, row in zip(files, features) if (row != last[name]).any()}:
+        raise ValueError(f"{path}: several rows that differ for {some(sorted(twice))}; expected one for each name")
+    return {**stored, "files": files, "features": features}
+
+
 def report(dataset, problems):
     """Print the counts that papers give, the notes, and the problems."""
     seen, total = dataset.seen, dataset.seen.size

@@ -23,13 +23,13 @@ import torch
 import common
 import data
 import features as image_features
-import shapes
+import drawings
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
 from train import chunks, fit, index_pairs, load_file, selection, sweep
 
-SETTINGS = ("closed", "open", "open_masked")
+CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv", "feasibility.csv")
 BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "feasibility", "closed", "threshold", "bias")
 
@@ -258,7 +258,7 @@ def read_feasibility(path, states, objects):
 def features_like(checkpoint, paths, device, weights=None):
     """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file has moved."""
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
-    if backbone.startswith(shapes.FEATURE):
+    if backbone.startswith(drawings.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu")
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images")
@@ -278,7 +278,7 @@ def table(metrics, title, deviations=None):
     width = 14 if deviations else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
-    for setting in SETTINGS:
+    for setting in CANDIDATE_SETS:
         size = f"{setting} ({metrics['candidates']['test'][setting]:,.0f})"
         for protocol, report in metrics["test"][setting].items():
             keys, cells = FIXED if protocol == "fixed_bias" else COLUMNS, ""
@@ -329,7 +329,7 @@ def prepare(options, model, defaults):
     the results. What can be wrong is looked at before the long work.
     """
     if options.dataset == "shapes":
-        shapes.ensure(Path(options.data_root, "shapes"))
+        drawings.ensure(Path(options.data_root, "shapes"))
     dataset, device = data.load(options.dataset, options.data_root), image_features.pick_device(options.device)
     check(dataset)
     chosen = dict(defaults.get(dataset.name, defaults["other"]))

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
 import common
+import data
 
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"  # the last 8 digits begin its SHA-256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, by channel
@@ -133,28 +134,13 @@ def load_backbone(weights=None):
         except (OSError, RuntimeError) as error:  # RuntimeError: another hash
             raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} elsewhere and put it "
                           f"at {path}, or name the file by --weights FILE") from error
-    state, model = load_tensors(path), resnet18()
+    state, model = data.load_tensors(path), resnet18()
     try:
         model.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
     except (RuntimeError, AttributeError) as error:
         raise ValueError(f"{path}: not the parameters of a ResNet-18 under torchvision's names "
                          f"({' '.join(str(error).split())[:300]})") from error
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
-
-
-def load_tensors(path):
-    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of floats and strings."""
-    array, scalar = np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]
-    allowed = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "U"))]
-    for module in "numpy.core.multiarray", "numpy._core.multiarray":  # as NumPy 1 and 2 call it
-        allowed += [(array, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
-    try:
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # those of pickle and zip have no common class
-        raise ValueError(f"{path}: no tensors by torch.save ({' '.join(str(error).split())[:200]})") from error
 
 
 def pick_device(name="auto"):
@@ -279,27 +265,6 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
     return np.stack([rows.get(row, nan) for row in range(len(paths))])
 
 
-def _stored(path):
-    """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N,F), or ValueError."""
-    try:
-        stored = dict(np.load(path, allow_pickle=False)) if Path(path).suffix == ".npz" else load_tensors(path)
-    except OSError:
-        raise
-    except Exception as error:  # of zip, pickle and NumPy
-        raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays ({error})") from error
-    if not isinstance(stored, dict) or not {"files", "features"} <= set(stored):
-        holds = ", ".join(map(str, stored)) if isinstance(stored, dict) else f"a {type(stored).__name__}"
-        raise ValueError(f"{path}: holds {holds[:200]}; expected `files` (N names) and `features` (N, F)")
-    files = [str(name).replace("\\", "/").removeprefix("./") for name in stored["files"]]
-    features = np.asarray(stored["features"])
-    if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not {features.shape} {features.dtype}")
-    last = dict(zip(files, features))
-    if twice := len(last) < len(files) and {name for name, row in zip(files, features) if (row != last[name]).any()}:
-        raise ValueError(f"{path}: several rows that differ for {_some(sorted(twice))}; expected one for each name")
-    return {**stored, "files": files, "features": features}
-
-
 def describe(weights, upright):
     """What cached features depend on, in words: backbone, weights (8 digits of their SHA-256), preprocessing."""
     path, digits = _weights_file(weights), WEIGHTS_URL[-12:-4]
@@ -315,7 +280,7 @@ def _stamp(path):
 
 def _cached(path, key, stamps):
     """{name: feature} of a cache, if it is there and has this key, without images that are gone or changed since."""
-    stored = _stored(path) if path.exists() else {}
+    stored = data.read_features(path) if path.exists() else {}
     if str(stored.get("key")) != key:
         return {}
     return {name: feature for name, feature, stamp in zip(stored["files"], stored["features"], stored["stamps"])
@@ -370,7 +335,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     names = list(dict.fromkeys(name for images in dataset.images.values() for name in images))
     found = [path for name in ("features.npz", "resnet18_featurers.t7") if (path := dataset.folder / name).exists()]
     source = file or next(iter(found), None)
-    stored = _stored(source) if source else {}
+    stored = data.read_features(source) if source else {}
     ours = not source or file is None and "stamps" in stored
     if ours and not any(dataset.path(name).exists() for name in names):
         ours = False  # a cache that travelled without its images is taken as it is
@@ -408,8 +373,6 @@ def _without(dataset, names):
 @common.command
 def main(argv=None):
     """Extract and cache the features of a dataset's images."""
-    import data  # here, so that everything above works without
-
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("dataset", help="a name (utzappos, mitstates, cgqa) or a folder")
     parser.add_argument("--data-root", default="data", help="where named datasets lie (default: data)")

@@ -38,7 +38,7 @@ RUNS = {  # options of each run of METHODS and more; `full` is first, since its 
     "constant": "--world open --warmup 0", **{mix: f"--world open --mix {mix}" for mix in ("state", "object", "max")},
     **{name: f"--world closed --model {name}" for name in baselines.MODELS},
 }
-TABLES = {  # label -> (run, candidate set); the labels are those of testdata/paper_tables.json
+TABLES = {  # label -> (run, candidate set); the labels are those of results/paper/tables.json
     "closed": {label: (run, "closed") for label, run in METHODS.items()},
     "open": {label: (run, "open") for label, run in METHODS.items()}
     | {"CompCos closed, mask": ("closed", "open_masked"), "CompCos, mask": ("full", "open_masked")},
@@ -183,7 +183,7 @@ def feasibility(results, _):
     rho, *_ = rhos = [model.checkpoint["feasibility"].numpy() for model in models]
     ranking, lines, cells, paper = ranked(rho, seen, top=5), [], {}, results.paper.get("ranked", {})
     if paper:
-        tables = read_json(HERE / "testdata/feasibility_tables.json")
+        tables = read_json(HERE / "results/paper/ranked.json")
         paper = paper | {kind: paper.get(kind, {}) | tables[kind] for kind in tables}
     for kind, names, partners, scores, ends, top in (
             ("overall", ["all"], results.names, rho.reshape(1, -1), [ranking.overall], 5),
@@ -367,7 +367,7 @@ def about(results, argv, settings, options):
     runs, names = sum(results.runs.values(), []), ("python", "torch", "numpy", "pillow")
     versions = {", ".join(f"{name} {run['versions'][name]}" for name in names) for run in runs}
     held = results.runs["full"][0]["candidates"]
-    sizes = (f"{world} {held['val'][world]:,} and {held['test'][world]:,}" for world in experiment.SETTINGS)
+    sizes = (f"{world} {held['val'][world]:,} and {held['test'][world]:,}" for world in experiment.CANDIDATE_SETS)
     return ABOUT.format(**settings | dict(
         warning="**Quick form of 3 epochs: the numbers mean nothing.**\n\n" * options.quick, command=shlex.join(argv),
         hardware="; ".join(sorted({run["hardware"] for run in runs})), versions="; ".join(sorted(versions)),
@@ -432,7 +432,7 @@ def main(argv=None):
         out=out, dataset=dataset, runs=runs,
         names=np.array([f"{state} {name}" for state in dataset.states for name in dataset.objects]),
         validation=(torch.as_tensor(features["val"], device=device), dataset.targets["val"]),
-        paper=read_json(HERE / "testdata/paper_tables.json").get(dataset.name, {}))
+        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
     body, cells = [], {}
     for name in (name for name in SECTIONS if name in options.only):
         lines, cells[name] = SECTIONS[name][0](results, name)

@@ -11,24 +11,9 @@ import torch
 import features as image_features
 import train
 from compcos import CompCos, FusedLoss, compcos_loss, load_published, objective, predict
+from reference import plain_cosines
 
 HERE = Path(__file__).parent
-
-
-def plain_cosines(model, features):
-    """Eq. 1 as it is written: every composition embedded by W [φ(s); φ(o)], a (C, D) matrix; (B, S, O)."""
-    S, O = len(model.states), len(model.objects)
-    pairs = torch.cartesian_prod(torch.arange(S), torch.arange(O)).to(features.device)
-    return (model.embed_images(features) @ model.embed_compositions(pairs).T).view(-1, S, O)
-
-
-def plain_step(model, optimizer, features, target, *, scale, seen, margin):
-    """A training step of the open world in the plain form, the baseline of benchmark.py."""
-    optimizer.zero_grad()
-    loss = compcos_loss(plain_cosines(model, features), target, scale=scale, seen=seen, margin=margin)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def small(S=5, O=7, D=6, F=8, seed=0, dtype=torch.float32):
@@ -131,7 +116,7 @@ def test_sign_of_the_margin():
 
 def golden():
     """The published model's parameters, batch and answers."""
-    arrays, answers = dict(np.load(HERE / "testdata/model.npz")), json.loads((HERE / "testdata/model.json").read_text())
+    arrays, answers = dict(np.load(HERE / "tests/data/model.npz")), json.loads((HERE / "tests/data/model.json").read_text())
     weights = {name.removeprefix("param/"): torch.as_tensor(value) for name, value in arrays.items() if name.startswith("param/")}
     return weights, arrays, answers["losses"]
 

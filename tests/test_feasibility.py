@@ -14,7 +14,8 @@ import pytest
 import feasibility as F
 
 HERE = Path(__file__).parent
-SHARED = HERE / "../shared/data"
+ROOT = HERE.parent
+SHARED = HERE / "../../shared/data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
 
 STATES, OBJECTS = ["old", "small", "wet"], ["cat", "dog", "well"]
@@ -54,7 +55,7 @@ def test_scores_equal_the_plain_double_loop(density, mix):
 
 
 def test_scores_equal_the_published_models():
-    golden = np.load(HERE / "testdata/model.npz")
+    golden = np.load(HERE / "data/model.npz")
     vectors = (golden[f"param/{kind}_embedder.weight"] for kind in ("attr", "obj"))
     scores = F.feasibility_scores(*vectors, golden["seen"])
     np.testing.assert_allclose(scores, golden["feasibility"], atol=1e-6)
@@ -186,14 +187,14 @@ def shuffled_auroc(states, objects, seen, occurring):
 
 
 def test_figures_of_mit_states():
-    data = np.load(HERE / "testdata/feasibility_mitstates.npz")
+    data = np.load(HERE / "data/feasibility_mitstates.npz")
     vectors, seen = (data["state_vectors"], data["object_vectors"]), data["seen"]
     for mix, expected in {"mean": 0.934, "max": 0.855, "state": 0.661, "object": 0.752}.items():
         scores = F.feasibility_scores(*vectors, seen, mix=mix)
         assert F.rank_correlation(scores[~seen], data["published"][~seen]) == pytest.approx(expected, abs=0.005)
     assert F.auroc(data["published"], data["occurring"], ~seen) == pytest.approx(0.849, abs=0.005)
     assert shuffled_auroc(*vectors, seen, data["occurring"]) == pytest.approx(0.57, abs=0.03)
-    tables = json.loads((HERE / "testdata/feasibility_tables.json").read_text())
+    tables = json.loads((ROOT / "results/paper/ranked.json").read_text())
     figures = F.agreement(F.feasibility_scores(*vectors, seen), seen, data["states"].tolist(), data["objects"].tolist(),
                           occurring=data["occurring"], tables=tables)
     assert figures.pop("AUROC") == pytest.approx(0.833, abs=0.005)

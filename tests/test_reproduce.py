@@ -15,7 +15,8 @@ import reproduce
 import train
 
 HERE = Path(__file__).parent
-PAPER = HERE / "../shared/paper.tex"
+ROOT = HERE.parent
+PAPER = HERE / "../../shared/paper.tex"
 
 
 def make(folder, images):
@@ -146,7 +147,7 @@ def test_transcription_of_the_paper():
     """Every row of numbers stands in paper.tex in that order, and the lists of the five objects."""
     source = re.sub(r"\\cite\{.*?\}|\\multirow\{\d\}|\\hline|\\textbf|[{}\s]", "", PAPER.read_text())
     numbers = re.findall(r"(?<=[&\\])-?\d*\.?\d+(?=[&\\])", re.sub(r"\\(?=[&\\])", "&", source))
-    held = json.loads((HERE / "testdata/paper_tables.json").read_text())
+    held = json.loads((ROOT / "results/paper/tables.json").read_text())
     whole = ",".join(f"{float(number):g}" for number in numbers)
     for tables in held.values():
         for name, table in tables.items():

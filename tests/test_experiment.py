@@ -18,12 +18,13 @@ import data
 import evaluate
 import experiment
 import features as image_features
-import shapes
+import drawings
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_files_of_a_run(toy, tmp_path, capsys):
     np.testing.assert_allclose(checkpoint["feasibility"], rho)
     table = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(open(out / "feasibility.csv"))}
     assert table["s1", "o2"] == pytest.approx(rho[1, 2], abs=1e-6) and len(table) == 30
-    result = subprocess.run([sys.executable, HERE / "evaluate.py", out / "scores.npy", out / "scores_open.npz", "--json"],
+    result = subprocess.run([sys.executable, ROOT / "evaluate.py", out / "scores.npy", out / "scores_open.npz", "--json"],
                             capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["exact"]["auc"] == pytest.approx(held["test"]["open"]["exact"]["auc"], abs=1e-12)
 
@@ -210,7 +211,7 @@ def test_data_without_unseen_compositions(toy, tmp_path, capsys):
 def test_a_new_run_leaves_nothing_of_an_earlier_one(toy, tmp_path, monkeypatch, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
     assert {path.name for path in out.iterdir()} == {"last.pt", "log.csv", "scores.npy", *experiment.RESULTS,
-                                                     *(f"scores_{name}.npz" for name in experiment.SETTINGS)}
+                                                     *(f"scores_{name}.npz" for name in experiment.CANDIDATE_SETS)}
     monkeypatch.setattr(experiment, "selection", lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit):
         run("--dataset", toy, "--out", out, "--margin", "0.1")
@@ -282,7 +283,7 @@ def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
 def drawn(tmp_path_factory):
     """The built-in dataset, and a default training of half its length."""
     root = tmp_path_factory.mktemp("root")
-    shapes.ensure(root / "shapes")
+    drawings.ensure(root / "shapes")
     return root
 
 
@@ -302,22 +303,22 @@ def test_shapes_are_what_the_docstring_says(drawn):
     assert len(unseen["val"]) == len(unseen["test"]) == 21 and not unseen["val"] & unseen["test"]
     _, features, about = image_features.load_features(dataset)
     image = dataset.path(dataset.images["test"][5])
-    assert Image.open(image).size == (64, 64) and about == f"{shapes.FEATURE}, frozen"
+    assert Image.open(image).size == (64, 64) and about == f"{drawings.FEATURE}, frozen"
     np.testing.assert_allclose(features["test"][5], image_features.pixels(Image.open(image)), atol=1e-5)
 
 
 def test_shapes_are_drawn_alike_from_a_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(shapes, "IMAGES", dict(train=2, seen=1, unseen=1))
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=2, seen=1, unseen=1))
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        shapes.make(tmp_path / name, seed)
+        drawings.make(tmp_path / name, seed)
     files = {name: {path.name: path.read_bytes() for path in sorted((tmp_path / name).glob("**/*.*"))} for name in "abc"}
     assert files["a"] == files["b"] != files["c"]
     with pytest.raises(ValueError, match="there already"):
-        shapes.make(tmp_path / "a")
+        drawings.make(tmp_path / "a")
     with monkeypatch.context() as patch:
-        patch.setattr(shapes, "draw", lambda *_: 1 / 0)
+        patch.setattr(drawings, "draw", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            shapes.make(tmp_path / "d")
+            drawings.make(tmp_path / "d")
     assert {path.name for path in tmp_path.iterdir()} == set("abc")
 
 
@@ -326,9 +327,9 @@ def test_no_vector_tells_what_is_feasible():
     found = []
     for seed in range(20):
         random = np.random.default_rng(seed)
-        table = shapes.vectors(random)
+        table = drawings.vectors(random)
         alike = [(table[s] @ table[o] / np.linalg.norm(table[s]) / np.linalg.norm(table[o]), family == other)
-                 for family, states in shapes.STATES.items() for s in states for other, objects in shapes.OBJECTS.items() for o in objects]
+                 for family, states in drawings.STATES.items() for s in states for other, objects in drawings.OBJECTS.items() for o in objects]
         same, different = ([value for value, own in alike if own is which] for which in (True, False))
         found.append(np.mean(same) - np.mean(different))
     assert abs(np.mean(found)) < 3 * np.std(found) / 20 ** .5
@@ -361,7 +362,7 @@ def test_predicting_images(drawn, tmp_path, capsys):
     trained(drawn, tmp_path / "run", "--epochs", "2")
     capsys.readouterr()
     images = [str(path) for path in sorted((drawn / "shapes/images").glob("*.png"))[:2]]
-    for candidates in experiment.SETTINGS:
+    for candidates in experiment.CANDIDATE_SETS:
         compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", *images, "--candidates", candidates, "--top", "3"])
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 1 + 2 * 4 and lines[1] == images[0] and candidates in lines[0]
@@ -377,7 +378,7 @@ def test_predicting_images(drawn, tmp_path, capsys):
 
 def test_the_readmes_python_runs(capsys):
     """The import example, as it stands there."""
-    blocks = (HERE / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    blocks = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
     assert blocks
     for block in blocks:
         exec(block.split("```")[0], {})

@@ -1,4 +1,4 @@
-"""Word vectors against what the fastText and gensim packages gave (testdata/words_*), and files written here."""
+"""Word vectors against what the fastText and gensim packages gave (tests/data/words_*), and files written here."""
 
 import gzip
 import json
@@ -12,9 +12,9 @@ import words
 from words import word_vectors
 
 HERE = Path(__file__).parent
-SHARED = HERE / "../shared/data"
-FASTTEXT = HERE / "testdata/words_fasttext.bin"  # fasttext-wheel 0.9.2: skipgram, D 6, 50 buckets, n-grams of 2 to 4
-WORD2VEC = HERE / "testdata/words_word2vec.bin"  # gensim 4.4: D 5
+SHARED = HERE / "../../shared/data"
+FASTTEXT = HERE / "data/words_fasttext.bin"  # fasttext-wheel 0.9.2: skipgram, D 6, 50 buckets, n-grams of 2 to 4
+WORD2VEC = HERE / "data/words_word2vec.bin"  # gensim 4.4: D 5
 VOCABULARY = "old new red fake fur leather shoe boots ankle t-shirt fire hydrant fire_hydrant and Paris".split()
 
 

@@ -19,7 +19,7 @@ import evaluate as module
 from evaluate import PROTOCOLS, BiasSweep, accuracy_at, evaluate, threshold_sweep
 
 HERE = Path(__file__).parent
-SHARED = HERE / "../shared/golden"
+SHARED = HERE / "../../shared/golden"
 
 
 def problem(rng, kind="normal", n=30, p=9):
@@ -134,7 +134,7 @@ def golden(folder):
             yield case, int(k.removeprefix("topk=")), get, answer
 
 
-@pytest.mark.parametrize("folder", [HERE / "testdata", SHARED], ids=["testdata", "shared"])
+@pytest.mark.parametrize("folder", [HERE / "data", SHARED], ids=["testdata", "shared"])
 def test_published_evaluators_answers(folder):
     if not folder.exists():
         pytest.skip(f"{folder} is not here")

@@ -1,6 +1,6 @@
 """UT-Zappos end to end: the real pair lists and the true layout with drawn shoes, from --data-root to the table.
 
-Each phase has one image of each of its pairs: 83 + 30 + 36. testdata/utzappos holds the published lists.
+Each phase has one image of each of its pairs: 83 + 30 + 36. tests/data/utzappos holds the published lists.
 """
 
 import colorsys
@@ -21,7 +21,7 @@ import data
 import features
 from test_features import golden_parameter
 
-LISTS = Path(__file__).parent / "testdata/utzappos"
+LISTS = Path(__file__).parent / "data/utzappos"
 PAIRS = {phase: [tuple(line.split()) for line in (LISTS / f"{phase}_pairs.txt").read_text().splitlines()]
          for phase in ("train", "val", "test")}
 STATES, OBJECTS = (sorted({pair[part] for pairs in PAIRS.values() for pair in pairs}) for part in (0, 1))

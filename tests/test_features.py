@@ -20,9 +20,10 @@ import data
 import features
 
 HERE = Path(__file__).parent
-GOLDEN = np.load(HERE / "testdata/resnet18.npz")
-IMAGES = [HERE / "testdata/images" / name for name in GOLDEN["files"]]
-FASHION = HERE / "../shared/data/fashion"
+ROOT = HERE.parent
+GOLDEN = np.load(HERE / "data/resnet18.npz")
+IMAGES = [HERE / "data/images" / name for name in GOLDEN["files"]]
+FASHION = HERE / "../../shared/data/fashion"
 
 
 def golden_parameter(name, like):
@@ -131,7 +132,7 @@ def test_pixels_are_area_means():
 
 
 def test_orientation_counts_on_request():
-    rotated = HERE / "testdata/images/exif_rotated.jpg"
+    rotated = HERE / "data/images/exif_rotated.jpg"
     as_stored = features.extract([rotated], backbone="pixels", device="cpu")[0]
     upright = features.extract([rotated], backbone="pixels", device="cpu", respect_orientation=True)[0]
     image = Image.open(rotated)
@@ -352,7 +353,7 @@ def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
 def test_killed_extraction_resumes(tmp_path, cheap, decoded):
     program = f"""if True:
         import os, pathlib, sys
-        sys.path.insert(0, {str(HERE)!r})
+        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
         import features, test_features
         calls = []
         def killed(batch):

@@ -10,7 +10,7 @@ import torch
 
 import data
 
-SHARED = Path(__file__).parent / "../shared/data"
+SHARED = Path(__file__).parent / "../../shared/data"
 LISTS = {"train": ["wet cat", "wet dog", "dry cat", "old Shoes.Flats"], "val": ["wet cat", "dry dog"],
          "test": ["wet dog", "old dog", "dry Shoes.Flats"]}
 ROWS = [("a/1.jpg", "wet", "cat", "train"), ("a/2.jpg", "wet", "dog", "train"), ("b c/3.x.jpg", "dry", "cat", "train"),
