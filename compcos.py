@@ -1,7 +1,7 @@
 """CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper, Sec. 3).
 
 Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D shared space,
-F features. A composition (s, o) has the index s * O + o.
+F features, K members. A composition (s, o) has the index s * O + o.
 """
 
 import argparse
@@ -23,31 +23,41 @@ from feasibility import feasibility_scores
 class CompCos(nn.Module):
     """Images and compositions in one space, compared by cosine (Eq. 1).
 
-    `state_vectors` (S, D) and `object_vectors` (O, D) initialise φ's primitive embeddings, which are trained; ω is
-    Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). ValueError: vectors of other shapes or not finite.
+    `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which are trained; ω is
+    Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D; None, as published: that of the vectors.
+    `unit_images=False` leaves ω(x) its length, which then carries confidence: `score` gives |ω(x)| times the cosine.
+    ValueError: vectors of other shapes or not finite.
     """
 
-    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5):
+    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5, dim=None,
+                 unit_images=True):
         super().__init__()
-        vectors = train.primitive_vectors(state_vectors, object_vectors)
-        dim = vectors[0].shape[1]
-        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout)
+        states, objects = train.primitive_vectors(state_vectors, object_vectors)
+        vector_dim = states.shape[1]
+        dim = dim or vector_dim
+        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout, dim=dim, unit_images=unit_images)
         self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, threshold, bias, settings
-        self.states, self.objects = map(nn.Parameter, vectors)  # φ of the primitives, (S, D) and (O, D)
-        self.projection = nn.Linear(2 * dim, dim)               # W: [φ(s); φ(o)] -> φ(s, o)
-        self.image_embedder = nn.Sequential(nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(),
-                                            nn.Dropout(dropout), nn.Linear(hidden, dim))  # ω
+        self.states = nn.Parameter(states)    # φ of the primitives, (S, V)
+        self.objects = nn.Parameter(objects)  # (O, V)
+        self.projection = nn.Linear(2 * vector_dim, dim)  # W: [φ(s); φ(o)] -> φ(s, o)
+        self.image_embedder = nn.Sequential(  # ω
+            nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
+        self.training_loss = None  # set by set_training
 
     @classmethod
     def load(cls, path, device="cpu"):
-        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what else the file holds."""
+        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what else the file holds.
+
+        A file of several members gives `Members`, which score, predict and explain as one model does.
+        """
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
-        model = cls(weights["states"], weights["objects"], **checkpoint["config"])
+        model = build(weights_of_first(weights, "states"), weights_of_first(weights, "objects"), checkpoint["config"])
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise ValueError(f"{path}: its weights do not fit its config ({str(error).splitlines()[-1].strip()})") from None
+            why = str(error).splitlines()[-1].strip()
+            raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -58,10 +68,14 @@ class CompCos(nn.Module):
     def compositions(self):
         """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s + b_o| (S, O)."""
         of_state, of_object = self.projection.weight.chunk(2, dim=1)
-        a, b = nnf.linear(self.states, of_state, self.projection.bias), nnf.linear(self.objects, of_object)
-        # Float64, since where a_s is nearly -b_o the sum of squares cancels and float32 has no digits left (MPS has none).
-        x, y = (half.to(torch.float32 if half.device.type == "mps" else torch.float64) for half in (a, b))
-        squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T
+        a = nnf.linear(self.states, of_state, self.projection.bias)
+        b = nnf.linear(self.objects, of_object)
+        # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum cancels, and float32
+        # has no digits left (MPS has no float64).
+        wide = torch.float32 if a.device.type == "mps" else torch.float64
+        x = a.to(wide)
+        y = b.to(wide)
+        squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T  # (S, O)
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
     def score(self, features, compositions):
@@ -70,7 +84,7 @@ class CompCos(nn.Module):
         return (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
 
     def halves(self, features, compositions):
-        """x·a_s (B, S) and x·b_o (B, O) for unit x = ω(image)."""
+        """x·a_s (B, S) and x·b_o (B, O) for x = ω(image)."""
         x = self.embed_images(features)
         return x @ compositions[0].T, x @ compositions[1].T
 
@@ -78,12 +92,16 @@ class CompCos(nn.Module):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
         a, b, _ = self.compositions()
         pairs = torch.as_tensor(pairs, device=features.device)
-        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # unlike a[...], deterministic on GPUs
+        # unlike a[pairs[:, 0]], an embedding look-up has a deterministic gradient on GPUs
+        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # (P, D)
         return self.embed_images(features) @ nnf.normalize(chosen).T
 
     def embed_images(self, features):
-        """ω: (B, F) -> (B, D), unit length."""
-        return nnf.normalize(self.image_embedder(features))
+        """ω: (B, F) -> (B, D), of unit length unless the model was made with `unit_images=False`."""
+        embedded = self.image_embedder(features)
+        if self.config["unit_images"]:
+            embedded = nnf.normalize(embedded)
+        return embedded
 
     def embed_compositions(self, pairs):
         """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
@@ -92,15 +110,147 @@ class CompCos(nn.Module):
 
     def feasibility(self, seen, *, mix="mean"):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen (S, O) bool."""
-        states, objects = (vectors.detach().cpu().numpy() for vectors in (self.states, self.objects))
+        states = self.states.detach().cpu().numpy()
+        objects = self.objects.detach().cpu().numpy()
         return feasibility_scores(states, objects, np.asarray(torch.as_tensor(seen).cpu()), mix=mix)
 
+    def set_training(self, seen, **settings):
+        """Say how the model is to be trained: `seen` (S, O) bool and the keywords of `TrainingLoss`. Returns the model."""
+        self.training_loss = TrainingLoss(self, seen, **settings)
+        return self
 
-def compcos_loss(cosines, target, *, scale, seen, margin=None):
+    def loss(self, features, target):
+        """What training minimises, of features (B, F) and targets (B,); `set_training` comes first."""
+        return self.training_loss(self, features, target)
+
+    def after_epoch(self, epoch):
+        """Take the feasibility of the present embeddings for the margins of the epochs to come; epoch = 1, 2, ..."""
+        self.training_loss.after_epoch(self, epoch)
+
+    def parameter_groups(self, lr):
+        """Adam's groups: the word embeddings learn at `word_rate` times the rate of the rest."""
+        word_rate = self.training_loss.word_rate
+        if word_rate == 1:
+            return [dict(params=list(self.parameters()), lr=lr)]
+        words = [self.states, self.objects]
+        rest = [*self.projection.parameters(), *self.image_embedder.parameters()]
+        return [dict(params=rest, lr=lr), dict(params=words, lr=lr * word_rate)]
+
+
+class Members(nn.Module):
+    """Several CompCos, trained apart, whose scores are averaged: the same contract as one.
+
+    Each has its own initial weights and its own draws; they share the order of the images.
+    """
+
+    def __init__(self, members):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.config = members[0].config | dict(members=len(members))
+        self.checkpoint = None
+
+    @property
+    def states(self):
+        """(S, V) of the first member."""
+        return self.members[0].states
+
+    @property
+    def objects(self):
+        """(O, V) of the first member."""
+        return self.members[0].objects
+
+    def forward(self, features):
+        """(B, F) -> (B, S, O)."""
+        return self.score(features, self.compositions())
+
+    def compositions(self):
+        """What all images share, of each member."""
+        return [member.compositions() for member in self.members]
+
+    def score(self, features, compositions):
+        """(B, F) -> (B, S, O), the mean over the members."""
+        total = self.members[0].score(features, compositions[0])
+        for member, shared in zip(self.members[1:], compositions[1:]):
+            total += member.score(features, shared)
+        return total / len(self.members)
+
+    def cosines(self, features, pairs):
+        """(B, F), (P, 2) -> (B, P), the mean over the members."""
+        return torch.stack([member.cosines(features, pairs) for member in self.members]).mean(0)
+
+    def feasibility(self, seen, *, mix="mean"):
+        """(S, O), the mean over the members."""
+        return np.mean([member.feasibility(seen, mix=mix) for member in self.members], axis=0)
+
+    def set_training(self, seen, **settings):
+        """As that of CompCos, for every member."""
+        for member in self.members:
+            member.set_training(seen, **settings)
+        return self
+
+    def loss(self, features, target):
+        """The sum of the members' losses: the gradient of each is what it would be alone."""
+        losses = side_by_side([member.loss for member in self.members], features, target)
+        return torch.stack(losses).sum()
+
+    def after_epoch(self, epoch):
+        """Each member's margins come from its own embeddings."""
+        for member in self.members:
+            member.after_epoch(epoch)
+
+    def parameter_groups(self, lr):
+        """The members' groups, those of one rate together."""
+        together = {}
+        for member in self.members:
+            for group in member.parameter_groups(lr):
+                together.setdefault(group["lr"], []).extend(group["params"])
+        return [dict(params=params, lr=rate) for rate, params in together.items()]
+
+
+def side_by_side(functions, *arguments):
+    """What each function gives; on CUDA on streams of their own, so that small kernels share the GPU."""
+    first = arguments[0]
+    if first.device.type != "cuda" or len(functions) == 1:
+        return [function(*arguments) for function in functions]
+    main = torch.cuda.current_stream()
+    results = []
+    streams = []
+    for function in functions:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            results.append(function(*arguments))
+        streams.append(stream)
+    for stream in streams:
+        main.wait_stream(stream)
+    return results
+
+
+def build(state_vectors, object_vectors, config):
+    """A CompCos of these settings, or `Members` where config["members"] is above 1."""
+    own = {name: value for name, value in config.items() if name != "members"}
+    count = config.get("members", 1)
+    if count == 1:
+        return CompCos(state_vectors, object_vectors, **own)
+    return Members([CompCos(state_vectors, object_vectors, **own) for _ in range(count)])
+
+
+def weights_of_first(weights, name):
+    """A tensor of a state dict of one model, or of the first of several members."""
+    return weights.get(name, weights.get(f"members.0.{name}"))
+
+
+# ---- the loss ----
+
+
+def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixed=None):
     """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8): a 0-dim tensor.
 
     cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool.
     margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the seen compete.
+    counts (S, O), not in the paper, is added to the logits of the seen: how often each is met in training.
+    mixed, not in the paper: (second target (B,), share (B,)) for images that are mixtures; the truth of each is its
+    target to the share, its second target to 1 - share.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is one that the
     softmax already takes for beaten, so training pushes it away LESS. With scale 1, α = 1 and cosine 0.5 for all of
@@ -115,13 +265,24 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None):
     """
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
-    penalty = _penalty(torch.as_tensor(seen, device=cosines.device), margin, cosines.dtype)
-    return nnf.cross_entropy(scale * (cosines - penalty).flatten(1), target)
+    seen = torch.as_tensor(seen, device=cosines.device)
+    logits = scale * (cosines - _penalty(seen, margin, cosines.dtype))
+    if counts is not None:
+        logits = logits + torch.where(seen, torch.as_tensor(counts, device=seen.device).to(logits.dtype), 0.0)
+    logits = logits.flatten(1)  # (B, C)
+    if mixed is None:
+        return nnf.cross_entropy(logits, target)
+    second, share = mixed
+    first_loss = nnf.cross_entropy(logits, target, reduction="none")
+    second_loss = nnf.cross_entropy(logits, second, reduction="none")
+    return (share * first_loss + (1 - share) * second_loss).mean()
 
 
 def _penalty(seen, margin, dtype):
     """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where there is none yet."""
-    margin = torch.inf if margin is None else torch.as_tensor(margin, device=seen.device, dtype=dtype)
+    if margin is None:
+        margin = torch.inf
+    margin = torch.as_tensor(margin, device=seen.device, dtype=dtype)
     return torch.where(seen, 0.0, margin).to(dtype)
 
 
@@ -135,67 +296,179 @@ class FusedLoss(torch.autograd.Function):
     ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers a chunk: they stay in the cache; a GPU wants large kernels
 
     @staticmethod
-    def forward(ctx, by_state, by_object, factor, penalty, target):
-        """(B, S), (B, O), (S, O) scale / |a_s + b_o|, (S, O) scale * margin, (B,) -> mean cross-entropy."""
-        (batch, S), O = by_state.shape, by_object.shape[1]
-        step = max(1, FusedLoss.ELEMENTS.get(by_state.device.type, 1 << 20) // (S * O))
-        grad_state, grad_object = torch.empty_like(by_state), torch.empty_like(by_object)
-        grad_factor, loss, offset = factor.new_zeros(S * O), factor.new_zeros(()), -penalty
-        sums, logits = (factor.new_empty(min(step, batch), S, O) for _ in range(2))
-        for part in (slice(i, i + step) for i in range(0, batch, step)):
-            x, y = by_state[part, :, None], by_object[part, None, :]
-            plus, z = sums[:len(x)], logits[:len(x)]
+    def forward(ctx, by_state, by_object, factor, penalty, target, second=None, share=None):
+        """The mean cross-entropy of a batch, and (kept for `backward`) its gradients.
+
+        by_state (B, S) = x·a_s; by_object (B, O) = x·b_o; factor (S, O) = scale / |a_s + b_o|; penalty (S, O), what is
+        taken from each logit; target (B,); for mixed images second (B,) and share (B,).
+        The logits are z(s, o) = (by_state_s + by_object_o) · factor(s, o) - penalty(s, o).
+        """
+        batch, state_count = by_state.shape
+        object_count = by_object.shape[1]
+        elements = FusedLoss.ELEMENTS.get(by_state.device.type, 1 << 20)
+        step = max(1, elements // (state_count * object_count))
+        grad_state = torch.empty_like(by_state)
+        grad_object = torch.empty_like(by_object)
+        grad_factor = factor.new_zeros(state_count * object_count)
+        loss = factor.new_zeros(())
+        offset = -penalty
+        # two buffers, used again for every chunk: the sums by_state + by_object, and the logits
+        sums = factor.new_empty(min(step, batch), state_count, object_count)
+        logits = factor.new_empty(min(step, batch), state_count, object_count)
+        for start in range(0, batch, step):
+            part = slice(start, start + step)
+            x = by_state[part, :, None]
+            y = by_object[part, None, :]
+            plus = sums[:len(x)]
+            z = logits[:len(x)]
             torch.add(x, y, out=plus)
-            flat = torch.addcmul(offset, plus, factor, out=z).flatten(1)
+            flat = torch.addcmul(offset, plus, factor, out=z).flatten(1)  # (b, C)
+            # Cross-entropy = log Σ exp(z) - z(truth), with the greatest logit taken out so that exp does not overflow.
             truth = target[part, None]
-            logit, top = flat.gather(1, truth), flat.amax(1, keepdim=True)
-            total = flat.sub_(top).exp_().sum(1, keepdim=True)
+            logit = flat.gather(1, truth)
+            if second is not None:
+                other = second[part, None]
+                weight = share[part, None]
+                logit = weight * logit + (1 - weight) * flat.gather(1, other)
+            top = flat.amax(1, keepdim=True)
+            total = flat.sub_(top).exp_().sum(1, keepdim=True)  # flat now holds exp(z - top)
             loss += (total.log() + top - logit).sum()
-            flat.scatter_add_(1, truth, -total)                  # now (softmax - one-hot) * total
-            share = (total * batch).reciprocal_()
+            # d loss / d z = softmax - truth. Times `total`, which is divided out at the end: one pass fewer.
+            if second is None:
+                flat.scatter_add_(1, truth, -total)
+            else:
+                flat.scatter_add_(1, truth, -total * weight)
+                flat.scatter_add_(1, other, -total * (1 - weight))
+            each = (total * batch).reciprocal_()  # (b, 1)
+            # z = plus · factor - penalty, so d/d plus = d/dz · factor, and d/d factor = Σ over images of d/dz · plus.
             z.mul_(factor)
-            grad_state[part], grad_object[part] = z.sum(2) * share, z.sum(1) * share
-            grad_factor.addmv_(z.mul_(plus).flatten(1).T, share[:, 0])
-        ctx.save_for_backward(grad_state, grad_object, grad_factor.view(S, O).div_(factor))
+            grad_state[part] = z.sum(2) * each
+            grad_object[part] = z.sum(1) * each
+            grad_factor.addmv_(z.mul_(plus).flatten(1).T, each[:, 0])
+        grad_factor = grad_factor.view(state_count, object_count).div_(factor)  # z had been multiplied by factor
+        ctx.save_for_backward(grad_state, grad_object, grad_factor)
         return loss / batch
 
     @staticmethod
     def backward(ctx, grad):
-        """The saved gradients, scaled."""
-        return *(grad * saved for saved in ctx.saved_tensors), None, None
+        """The saved gradients, scaled; none for penalty, target, second and share."""
+        grad_state, grad_object, grad_factor = ctx.saved_tensors
+        return grad * grad_state, grad * grad_object, grad * grad_factor, None, None, None, None
 
 
-def objective(model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean"):
-    """What training minimises: `loss(features (B, F), target (B,))` and `after_epoch(epoch)`, epoch = 1, 2, …
+class TrainingLoss(nn.Module):
+    """What training minimises, and what changes from epoch to epoch.
 
-    closed: Eq. 2. open: Eq. 7, over the seen compositions alone in the first epoch; after each epoch ρ comes from the
-    present embeddings and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0).
+    closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch; after each epoch ρ comes
+    from the present embeddings and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's
+    α = 0). `plain` trains by `compcos_loss` as it stands instead of the fused form: the numbers are the same up to
+    rounding, so this is where to try a loss of your own.
+
+    Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is added to the logits
+    of the seen, n (S, O) = `images` of a composition in training (0 counts as 1); the share `mix_images` of a batch
+    is mixed with other images of it; `word_rate` multiplies the rate of the word embeddings.
     """
-    if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite([scale, margin, warmup]).all()):
-        raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: expected finite numbers, the "
-                         "first above 0, the others 0 or more")
-    if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
-        raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, state or object")
-    device = model.states.device
-    seen = torch.as_tensor(seen, device=device)
-    if world == "closed":
+
+    def __init__(self, model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean", counts=0.0,
+                 images=None, mix_images=0.0, word_rate=1.0, plain=False):
+        super().__init__()
+        numbers = [scale, margin, warmup, counts, mix_images, word_rate]
+        if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
+            raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: expected finite numbers, the "
+                             "first above 0, the others 0 or more")
+        if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
+            raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: expected a share of 0 to "
+                             "1, a number above 0, and one of 0 or more")
+        if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
+            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, state or object")
+        self.world = world
+        self.scale = scale
+        self.margin = margin
+        self.warmup = warmup
+        self.mix = mix
+        self.mix_images = mix_images
+        self.word_rate = word_rate
+        self.plain = plain
+        device = model.states.device
+        dtype = model.states.dtype
+        seen = torch.as_tensor(seen, device=device)
+        offsets = None
+        if counts:
+            offsets = counts * log_counts(seen, images).to(dtype)
         pairs = seen.nonzero()
-        position = torch.full((seen.numel(),), -1, device=device)
+        position = torch.full((seen.numel(),), -1, device=device)  # of each composition among the seen
         position[pairs[:, 0] * seen.shape[1] + pairs[:, 1]] = torch.arange(len(pairs), device=device)
-        return (lambda x, target: nnf.cross_entropy(scale * model.cosines(x, pairs), position[target])), None
+        self.register_buffer("seen", seen, persistent=False)
+        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("pairs", pairs, persistent=False)
+        self.register_buffer("position", position, persistent=False)
+        self.register_buffer("penalty", torch.zeros(seen.shape, device=device, dtype=dtype), persistent=False)
+        self.set_penalty(None)
 
-    dtype = model.states.dtype
-    penalty = scale * _penalty(seen, None, dtype)
-
-    def loss(features, target):
+    def forward(self, model, features, target):
+        """The loss of images (B, F) and targets (B,): a 0-dim tensor."""
+        mixed = None
+        if self.mix_images:
+            features, *mixed = mix_batch(features, target, self.mix_images)
+        if self.world == "closed":
+            return self.closed(model, features, target, mixed)
+        if self.plain:
+            return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
+                                margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
+        penalty = self.penalty
+        if self.offsets is not None:
+            penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
         compositions = model.compositions()
-        return FusedLoss.apply(*model.halves(features, compositions), scale * compositions[2], penalty, target)
+        by_state, by_object = model.halves(features, compositions)
+        return FusedLoss.apply(by_state, by_object, self.scale * compositions[2], penalty, target, *(mixed or ()))
 
-    def after_epoch(epoch):
-        alpha = margin * min(1.0, epoch / max(warmup, 1))
-        penalty.copy_(scale * _penalty(seen, alpha * model.feasibility(seen, mix=mix), dtype))
+    def closed(self, model, features, target, mixed):
+        """Eq. 2: only the seen compositions are scored, (B, P), and compete."""
+        logits = self.scale * model.cosines(features, self.pairs)
+        if self.offsets is not None:
+            logits = logits + self.offsets[self.seen]
+        if mixed is None:
+            return nnf.cross_entropy(logits, self.position[target])
+        second, share = mixed
+        first_loss = nnf.cross_entropy(logits, self.position[target], reduction="none")
+        second_loss = nnf.cross_entropy(logits, self.position[second], reduction="none")
+        return (share * first_loss + (1 - share) * second_loss).mean()
 
-    return loss, after_epoch
+    def after_epoch(self, model, epoch):
+        """New margins α·ρ, in the open world; epoch = 1, 2, ..."""
+        if self.world == "closed":
+            return
+        alpha = self.margin * min(1.0, epoch / max(self.warmup, 1))
+        self.set_penalty(alpha * model.feasibility(self.seen, mix=self.mix))
+
+    def set_penalty(self, margin):
+        """In place, for a captured step reads it: what is taken from the logits; None: the seen compete alone."""
+        self.penalty.copy_(self.scale * _penalty(self.seen, margin, self.penalty.dtype))
+
+
+def log_counts(seen, images):
+    """(S, O): log of the training images of each seen composition, less the mean of that; 0 for the unseen.
+
+    images (S, O) counts; a seen composition without an image counts as one with one.
+    """
+    images = torch.as_tensor(images, device=seen.device).clamp_min(1)
+    logs = images.double().log()
+    return torch.where(seen, logs - logs[seen].mean(), 0.0)
+
+
+def mix_batch(features, target, share_mixed):
+    """Mix some images of a batch with others: features (B, F), second targets (B,), shares (B,) of the first.
+
+    Of each image with the chance `share_mixed`, λ is uniform in [1/2, 1], else 1; the image becomes λ times itself and
+    1 - λ times another one of the batch, drawn with replacement.
+    """
+    batch = len(features)
+    partner = torch.randint(batch, (batch,), device=features.device)
+    is_mixed = torch.rand(batch, device=features.device) < share_mixed
+    drawn = 1 - 0.5 * torch.rand(batch, device=features.device, dtype=features.dtype)
+    share = torch.where(is_mixed, drawn, 1.0)
+    features = torch.lerp(features[partner], features, share[:, None])
+    return features, target[partner], share
 
 
 def load_published(state_dict):
@@ -258,48 +531,104 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     return torch.cat(indices).numpy(), torch.cat(values).numpy()
 
 
-# The published settings (DESIGN.md); a folder of one's own gets those of MIT-States.
-DEFAULTS = {
+# The published settings of each dataset. PUBLISHED are those that all share, and those that the strong recipe adds,
+# here switched off.
+PUBLISHED = dict(
+    recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768,
+    dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0, average=0.0, word_rate=1.0, patience=None)
+OWN = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
     "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
     "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
 }
-DEFAULTS["other"] = DEFAULTS["mitstates"]
-COMMON = dict(epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5)
-DEFAULTS = {name: COMMON | own for name, own in DEFAULTS.items()}
+# A folder of one's own by the published recipe: as many steps, at a rate at which they suffice.
+FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, lr=1e-3)
+STRONG = PUBLISHED | FOLDER | dict(
+    recipe="strong",
+    members=4,            # 8 gain 0.2 more, 16 another 0.2
+    scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence, so there is no temperature
+    unit_images=False,
+    dim=300,
+    margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
+    counts=0.5,
+    dropout=0.8,          # of all, this carries most
+    mix_images=0.5,
+    average=0.998,
+    weight_decay=0.0,
+    lr=5e-4,
+    word_rate=10.0,
+)
+
+
+def defaults(recipe=None):
+    """The settings of each dataset by name, "other": of a folder of one's own. None: published for the named, else strong."""
+    if recipe == "strong":
+        return {name: STRONG | dict(vectors=own["vectors"]) for name, own in [*OWN.items(), ("other", OWN["mitstates"])]}
+    table = {name: PUBLISHED | own for name, own in OWN.items()}
+    table["other"] = PUBLISHED | OWN["mitstates"] | FOLDER
+    if recipe is None:
+        table["other"] = STRONG | dict(vectors=OWN["mitstates"]["vectors"])
+    return table
+
+
+DEFAULTS = defaults()
+
+
+def add_options(parser):
+    """The options of CompCos alone."""
+    experiment.add_options(parser)
+    add = parser.add_argument_group("CompCos").add_argument
+    add("--recipe", choices=["published", "strong"], help="default: published for the named datasets, else strong")
+    add("--members", type=int, metavar="K", help="models whose scores are averaged (published 1, strong 4)")
+    add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
+    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
+    add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
+    add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    add("--plain-loss", action="store_true", help="train by compcos_loss as it stands, not by its fused form")
+    add("--patience", type=int, metavar="E", help="stop after so many epochs without a better validation AUC")
+    add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
+    add("--dropout", type=float)
+    add("--hidden", type=int, help="width of ω")
+    add("--dim", type=int, metavar="D", help="numbers of the shared space (published: those of the vectors)")
+    add("--cosine", action="store_const", const=True, dest="unit_images", help="images of unit length")
+    add("--counts", type=float, metavar="W", help="W (log n - mean) is added to the logits of the seen")
+    add("--mix-images", type=float, metavar="SHARE", help="of a batch, mixed with other images")
+    add("--average", type=float, metavar="DECAY", help="greatest decay of the average of weights; 0: none")
+    add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of the rest")
 
 
 @common.command
 def main(argv=None):
     """Train and evaluate, or predict with a checkpoint."""
     parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint and --predict, predict.")
-    experiment.add_options(parser)
-    add = parser.add_argument_group("CompCos").add_argument
-    add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
-    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
-    add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
-    add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    add_options(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
     add("--predict", nargs="+", metavar="IMAGE", help="image files")
-    add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS, help="allowed answers (default open_masked)")
+    add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
+        help="allowed answers (default open_masked)")
     add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict:
         return print_predictions(options)
-    dataset, features, states, objects, device, settings = experiment.prepare(options, "compcos", DEFAULTS)
+    prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
+    experiment.experiment(lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset, prepared.features,
+                          settings=prepared.settings, seeds=options.seed, device=prepared.device, out=prepared.out,
+                          resume=options.resume, save_scores=options.save_scores, eager=options.eager)
 
-    def build():
-        model = CompCos(states, objects, features["train"].shape[1], hidden=settings["hidden"],
-                        dropout=settings["dropout"]).to(device)
-        keywords = {key: settings[key] for key in ("world", "scale", "margin", "warmup", "mix")}
-        loss, after_epoch = objective(model, dataset.seen, **keywords)
-        return model, dict(loss=loss, after_epoch=after_epoch,
-                           rho=lambda: model.feasibility(dataset.seen, mix=settings["mix"]))
 
-    experiment.experiment(build, dataset, features, settings=settings, seeds=options.seed, device=device, out=options.out,
-                          resume=options.resume, save_scores=options.save_scores)
+def make_model(prepared, *, plain=False):
+    """A new model on the device, with its training set as the settings say."""
+    settings = prepared.settings
+    dataset = prepared.dataset
+    config = {key: settings[key] for key in ("hidden", "dropout", "dim", "unit_images", "members")}
+    config["feature_dim"] = prepared.features["train"].shape[1]
+    model = build(prepared.state_vectors, prepared.object_vectors, config).to(prepared.device)
+    keywords = {key: settings[key] for key in (
+        "world", "scale", "margin", "warmup", "mix", "counts", "mix_images", "word_rate")}
+    images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size).reshape(dataset.seen.shape)
+    return model.set_training(dataset.seen, images=images, plain=plain, **keywords)
 
 
 def print_predictions(options):
@@ -310,7 +639,9 @@ def print_predictions(options):
     model = CompCos.load(options.checkpoint, options.device)
     held = model.checkpoint
     seen, rho = held["seen"].flatten(), held["feasibility"].flatten()
-    allowed = dict(closed=held["closed"], open=torch.ones_like(seen), open_masked=seen | (rho >= held["threshold"]))
+    # a composition that the folder names has been met: the mask never hides it from a user
+    allowed = dict(closed=held["closed"], open=torch.ones_like(seen),
+                   open_masked=seen | held["named"] | (rho >= held["threshold"]))
     bias = held["bias"][options.candidates]
     features = experiment.features_like(held, options.predict, options.device, options.weights)
     indices, scores = predict(model, features, k=options.top, candidates=allowed[options.candidates], bias=bias)

@@ -1,5 +1,7 @@
 """One experiment: train, choose τ and the biases on validation, test in three candidate sets, write the files.
 
+It has no command line: `python compcos.py` and `python baselines.py` run experiments.
+
 Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o. Fractions in files,
 percent in print. Candidate sets: closed (the seen and the phase's own compositions), open (all), open_masked (seen or
 ρ >= τ).
@@ -15,6 +17,7 @@ import warnings
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import PIL
@@ -22,8 +25,8 @@ import torch
 
 import common
 import data
-import features as image_features
 import drawings
+import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
@@ -31,73 +34,83 @@ from train import chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv", "feasibility.csv")
-BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "feasibility", "closed", "threshold", "bias")
+BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named", "feasibility", "closed",
+        "threshold", "bias")
+HIDDEN_SHARE = 0.05      # of the unseen compositions that can exist: what the hard mask may be expected to hide
+FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
+LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 
 
-def best_threshold(model, features, target, seen, rho):
+# ---- computing ----
+
+
+def greatest_threshold(unseen_feasibility):
+    """The greatest τ that is expected to hide at most 5 % of what can exist; None if there is too little to tell.
+
+    unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the k-th smallest of
+    these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal bound: if another composition that
+    exists is drawn as these were, its rank among the n + 1 is uniform, so it lies below the k-th smallest of the n with
+    a chance of at most k / (n + 1) <= 0.05.
+    """
+    rank = math.floor(HIDDEN_SHARE * (len(unseen_feasibility) + 1) + 1e-9)
+    if rank < 1:
+        return None
+    return float(np.sort(unseen_feasibility)[rank - 1])
+
+
+def best_threshold(model, features, target, seen, rho, *, mask="published"):
     """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and greatest unseen ρ.
 
-    Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
+    mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold` and -1 where that
+    is None. Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
     """
-    thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50) if not seen.all() else np.array([-1.0])
+    if mask not in ("justified", "published"):
+        raise ValueError(f"mask is {mask!r}: expected justified or published")
+    thresholds = np.array([-1.0])
+    if not seen.all():
+        thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
     model.eval()
     with torch.no_grad():
         scored = chunks(model, features, model.compositions())
         blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
         curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
-    return float(thresholds[np.argmax(np.nan_to_num(curve["auc"]))]), curve
+    auc = np.nan_to_num(curve["auc"])
+    if mask == "justified":
+        greatest = greatest_threshold(rho.ravel()[unseen_shown(target, seen)])
+        if greatest is None:
+            return -1.0, curve
+        auc = np.where(thresholds <= greatest, auc, -1.0)
+    return float(thresholds[np.argmax(auc)]), curve
+
+
+def unseen_shown(target, seen):
+    """The unseen compositions that targets (N,) show, ascending indices."""
+    shown = np.unique(target)
+    return shown[~seen.ravel()[shown]]
 
 
 def decide(kept, bias):
-    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep` kept."""
-    seen_scores, seen_columns, unseen_scores, unseen_columns = kept
-    unseen = unseen_scores + bias > seen_scores
-    return np.where(unseen, unseen_columns, seen_columns), np.where(unseen, unseen_scores, seen_scores)
+    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep` kept.
 
-
-def measure(model, arrays, dataset, rho, out, *, save_scores=False):
-    """All that is reported of a trained model, as in metrics.json; predictions and compositions go to files in `out`.
-
-    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility. τ and the fixed biases come
-    from validation alone.
+    In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
     """
-    seen, tau, curve = dataset.seen, *best_threshold(model, *arrays["val"], dataset.seen, rho)
-    masks = {phase: dict(closed=dataset.candidates(phase), open=np.ones(seen.size, bool),
-                         open_masked=hard_mask(rho, seen, tau).ravel()) for phase in ("val", "test")}
-    validation = {name: both_protocols(swept)
-                  for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items()}
-    bias = {name: reports["exact"]["bias"] for name, reports in validation.items()}
-    bias = {name: value if math.isfinite(value) else 0.0 for name, value in bias.items()}
-    target, save = arrays["test"][1], None
-    if save_scores:
-        save = np.lib.format.open_memmap(out / ".scores.npy.part", "w+", np.float32, (len(target), seen.size))
-    swept = sweep(model, *arrays["test"], seen, masks["test"], save=save)
-    if save_scores:
-        os.replace(out / ".scores.npy.part", out / "scores.npy")
-        for name, mask in masks["test"].items():
-            with common.writing(out / f"scores_{name}.npz", "wb") as file:
-                np.savez(file, target=target, seen=seen.ravel(), candidates=mask, pairs=index_pairs(seen))
-    results = {name: both_protocols(one) | dict(fixed_bias=accuracy_at(one, bias[name]))
-               for name, (one, _) in swept.items()}
-    write_predictions(out, dataset, {name: decide(kept, bias[name]) for name, (_, kept) in swept.items()})
-    curves = {name: one.curve() for name, (one, _) in swept.items()}
-    with common.writing(out / "curves.npz", "wb") as file:  # to draw: accuracies as the bias grows, exact
-        np.savez(file, **{f"{name}_{half}": getattr(curve, half)
-                          for name, curve in curves.items() for half in ("seen", "unseen")})
-    truth, known = dataset.feasible, "that are feasible"
-    if truth is None:
-        truth, known = occurring(dataset), "that occur"
-    return dict(validation=validation, threshold=tau, bias=bias, test=results, truth=known,
-                feasibility_auroc=auroc(rho, truth, ~seen),
-                candidates={phase: {name: int(mask.sum()) for name, mask in masks[phase].items()} for phase in masks},
-                threshold_curve={key: values.tolist() for key, values in curve.items()})
+    seen_scores, seen_columns, unseen_scores, unseen_columns = kept
+    is_unseen = bias > seen_scores.astype(float) - unseen_scores.astype(float)
+    columns = np.where(is_unseen, unseen_columns, seen_columns)
+    scores = np.where(is_unseen, unseen_scores, seen_scores)
+    return columns, scores
 
 
 def both_protocols(swept):
     """{"exact": report, "published": report}, nan without a warning where a half has no images."""
+    return {protocol: quiet_report(swept, protocol) for protocol in ("exact", "published")}
+
+
+def quiet_report(swept, protocol="exact"):
+    """A report without the warning that a half has no images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
+        return swept.report(protocol)
 
 
 def occurring(dataset):
@@ -106,28 +119,141 @@ def occurring(dataset):
     return listed.reshape(dataset.seen.shape) & ~dataset.seen
 
 
+def candidate_sets(dataset, phase, rho, threshold):
+    """The three masks (C,) bool of a phase, by name."""
+    seen = dataset.seen
+    return dict(closed=dataset.candidates(phase), open=np.ones(seen.size, bool),
+                open_masked=hard_mask(rho, seen, threshold).ravel())
+
+
+class Measured(NamedTuple):
+    """What `measure` finds: the metrics of metrics.json, and what the other files are written from."""
+
+    metrics: dict
+    decided: dict  # candidate set -> (columns (N,), scores (N,)) at the bias fixed on validation
+    curves: dict   # candidate set -> exact Curve of the test
+    masks: dict    # candidate set -> (C,) bool of the test
+
+
+def measure(model, arrays, dataset, rho, *, mask="published", save=None):
+    """All that is reported of a trained model: Measured.
+
+    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility; `save` takes the test scores.
+    τ and the fixed biases come from validation alone.
+    """
+    seen = dataset.seen
+    threshold, threshold_curve = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
+    masks = {phase: candidate_sets(dataset, phase, rho, threshold) for phase in ("val", "test")}
+    validation = {}
+    bias = {}
+    for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items():
+        validation[name] = both_protocols(swept)
+        bias[name] = validation[name]["exact"]["bias"]
+        if not math.isfinite(bias[name]):
+            bias[name] = 0.0
+    test = {}
+    decided = {}
+    curves = {}
+    for name, (swept, kept) in sweep(model, *arrays["test"], seen, masks["test"], save=save).items():
+        test[name] = both_protocols(swept)
+        test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
+        decided[name] = decide(kept, bias[name])
+        curves[name] = swept.curve()
+    truth = dataset.feasible
+    known = "that are feasible"
+    if truth is None:
+        truth = occurring(dataset)
+        known = "that occur"
+    sizes = {phase: {name: int(allowed.sum()) for name, allowed in masks[phase].items()} for phase in masks}
+    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test, truth=known,
+                   feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
+                   threshold_curve={key: values.tolist() for key, values in threshold_curve.items()})
+    return Measured(metrics, decided, curves, masks["test"])
+
+
+def mask_basis(arrays, seen, rho, threshold):
+    """How many unseen compositions τ rests on, how many the test shows, and how many of these τ hides."""
+    unseen_val = unseen_shown(arrays["val"][1], seen)
+    unseen_test = unseen_shown(arrays["test"][1], seen)
+    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
+    return dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
+
+
+# ---- writing ----
+
+
 def write_predictions(out, dataset, decided):
-    """predictions.csv, a test image a row, and compositions.csv, the accuracy of each composition that has test images.
+    """predictions.csv, a test image a row: the truth, and of each candidate set answer and score.
 
     decided: candidate set -> (columns (N,), scores (N,)), the answers at the bias that was fixed on validation.
     """
-    names = [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
-    seen, target = dataset.seen.ravel(), dataset.targets["test"]
+    names = composition_names(dataset)
+    seen = dataset.seen.ravel()
+    header = ["image", "truth", "seen"]
+    for name in decided:
+        header += [name, f"{name}_score"]
     with common.writing(out / "predictions.csv") as file:
         rows = csv.writer(file)
-        rows.writerow(["image", "truth", "seen"] + [f"{name}{what}" for name in decided for what in ("", "_score")])
-        for i, (image, truth) in enumerate(zip(dataset.images["test"], target)):
-            cells = ((names[columns[i]], f"{scores[i]:.4f}") for columns, scores in decided.values())
-            rows.writerow([image, names[truth], int(seen[truth]), *(cell for pair in cells for cell in pair)])
+        rows.writerow(header)
+        for i, (image, truth) in enumerate(zip(dataset.images["test"], dataset.targets["test"])):
+            row = [image, names[truth], int(seen[truth])]
+            for columns, scores in decided.values():
+                row += [names[columns[i]], f"{scores[i]:.4f}"]
+            rows.writerow(row)
+
+
+def write_compositions(out, dataset, decided):
+    """compositions.csv: the accuracy of each composition that has test images, at the bias fixed on validation."""
+    names = composition_names(dataset)
+    seen = dataset.seen.ravel()
+    target = dataset.targets["test"]
     images = np.bincount(target, minlength=seen.size)
-    right = {name: np.bincount(target[columns == target], minlength=seen.size)
-             for name, (columns, _) in decided.items()}
+    right = {}
+    for name, (columns, _) in decided.items():
+        right[name] = np.bincount(target[columns == target], minlength=seen.size)
     with common.writing(out / "compositions.csv") as file:
         rows = csv.writer(file)
         rows.writerow(["composition", "seen", "images", *right])
         for c in np.flatnonzero(images):
-            accuracies = (f"{count[c] / images[c]:.4f}" for count in right.values())
+            accuracies = [f"{count[c] / images[c]:.4f}" for count in right.values()]
             rows.writerow([names[c], int(seen[c]), images[c], *accuracies])
+
+
+def composition_names(dataset):
+    """`state object` of every composition, in the order s * O + o."""
+    return [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
+
+
+def write_curves(out, curves):
+    """curves.npz, to draw: accuracies as the bias grows, exact."""
+    arrays = {}
+    for name, curve in curves.items():
+        arrays[f"{name}_seen"] = curve.seen
+        arrays[f"{name}_unseen"] = curve.unseen
+    with common.writing(out / "curves.npz", "wb") as file:
+        np.savez(file, **arrays)
+
+
+def write_scores(out, dataset, masks):
+    """Beside scores.npy, a file of each candidate set for evaluate.py."""
+    seen = dataset.seen
+    for name, mask in masks.items():
+        with common.writing(out / f"scores_{name}.npz", "wb") as file:
+            np.savez(file, target=dataset.targets["test"], seen=seen.ravel(), candidates=mask, pairs=index_pairs(seen))
+
+
+def write_best(path, model, settings, dataset, rho, metrics):
+    """best.pt: all that prediction needs, without the data."""
+    named = dataset.candidates("train") | dataset.candidates("val") | dataset.candidates("test")
+    contents = dict(
+        model=type(model).__name__, config=model.config, weights=model.state_dict(), settings=settings,
+        states=dataset.states, objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
+        named=torch.as_tensor(named), feasibility=torch.as_tensor(rho),
+        closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"], bias=metrics["bias"])
+    if contents["model"] == "Members":
+        contents["model"] = "CompCos"
+    with common.writing(path, "wb") as file:
+        torch.save(contents, file)
 
 
 def write_json(path, value):
@@ -137,7 +263,9 @@ def write_json(path, value):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return value
 
     with common.writing(path) as file:
         json.dump(plain(value), file, indent=1)
@@ -147,6 +275,9 @@ def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, pillow=PIL.__version__,
                 machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+
+
+# ---- running ----
 
 
 @contextmanager
@@ -161,46 +292,72 @@ def memory_explained(device):
                          f"from the last epoch ({str(error).splitlines()[0][:160]})") from None
 
 
-def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores):
+def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json holds."""
     out.mkdir(parents=True, exist_ok=True)
-    for path in () if resume else (*out.glob("scores*.np[yz]"), *(out / name for name in RESULTS)):
-        path.unlink(missing_ok=True)  # of an earlier run, whose last.pt is about to go too
+    if not resume:
+        remove_results(out)
     torch.manual_seed(settings["seed"])
-    world = dict(world=dataset.candidates("val") if settings["world"] == "closed" else np.ones(dataset.seen.size, bool))
-    keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
-
-    def validate():
-        return selection(both_protocols(sweep(model, *arrays["val"], dataset.seen, world)["world"][0])["exact"])
-
     with memory_explained(device):
-        model, parts = build()
-        arrays = {phase: (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
-                  for phase in data.PHASES}
-        targets = torch.as_tensor(dataset.targets["train"], device=device)
-        history = fit(model, parts["loss"], arrays["train"][0], targets, validate, out=out, resume=resume,
-                      settings=settings, after_epoch=parts["after_epoch"], **keywords)
-        rho = parts["rho"]()
-        metrics = measure(model, arrays, dataset, rho, out, save_scores=save_scores)
+        model = build()
+        arrays = {}
+        for phase in data.PHASES:
+            arrays[phase] = (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
+        history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume, eager=eager)
+        rho = model.feasibility(dataset.seen)
+        save = open_scores(out, dataset) if save_scores else None
+        measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
+    if save_scores:
+        os.replace(out / ".scores.npy.part", out / "scores.npy")
+        write_scores(out, dataset, measured.masks)
+    basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
-    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **metrics)
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **measured.metrics, mask_basis=basis)
+    write_predictions(out, dataset, measured.decided)
+    write_compositions(out, dataset, measured.decided)
+    write_curves(out, measured.curves)
     save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
-    with common.writing(out / "best.pt", "wb") as file:
-        values = (type(model).__name__, model.config, model.state_dict(), settings, dataset.states, dataset.objects,
-                  torch.as_tensor(dataset.seen), torch.as_tensor(rho), torch.as_tensor(dataset.candidates("test")),
-                  metrics["threshold"], metrics["bias"])
-        torch.save(dict(zip(BEST, values)), file)
+    write_best(out / "best.pt", model, settings, dataset, rho, metrics)
     write_json(out / "metrics.json", metrics)
     return metrics
 
 
-def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False):
+def remove_results(out):
+    """Remove what an earlier run left in its folder: its last.pt is about to be replaced."""
+    for path in [*out.glob("scores*.np[yz]"), *(out / name for name in RESULTS)]:
+        path.unlink(missing_ok=True)
+
+
+def open_scores(out, dataset):
+    """A file on disk that takes the test scores (N, C) float32; it gets its name once it is whole."""
+    shape = (len(dataset.targets["test"]), dataset.seen.size)
+    return np.lib.format.open_memmap(out / ".scores.npy.part", "w+", np.float32, shape)
+
+
+def train_model(model, arrays, dataset, *, settings, out, resume, eager):
+    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history."""
+    world = np.ones(dataset.seen.size, bool)
+    if settings["world"] == "closed":
+        world = dataset.candidates("val")
+    features, targets = arrays["train"]
+    targets = torch.as_tensor(targets, device=features.device)
+
+    def validate():
+        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
+        return selection(quiet_report(swept))
+
+    keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
+    return fit(model, features, targets, validate, out=out, resume=resume, settings=settings, eager=eager,
+               average=settings.get("average", 0.0), patience=settings.get("patience"), **keywords)
+
+
+def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False, eager=False):
     """Train and test once a seed, printing tables: one seed fills the folder `out`; of several, each fills out/seedK
     and out/metrics.json holds mean and standard deviation.
 
-    `build()` gives a model on `device` and a dict of `loss`, `after_epoch` (see `fit`) and `rho`, a function that gives
-    (S, O) feasibility. features: phase -> (N, F). settings: plain values, all recorded; of them `world`, `epochs`,
-    `batch_size`, `lr` and `weight_decay` are used here. Returns [metrics of each seed].
+    `build()` gives a model on `device` that keeps the contract of train.py. features: phase -> (N, F). settings: plain
+    values, all recorded; of them `world`, `epochs`, `batch_size`, `lr`, `weight_decay` and `mask` are used here, and
+    `average` and `patience` if they are there. Returns [metrics of each seed].
     """
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
         raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
@@ -208,11 +365,12 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     for seed in seeds:
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
         results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device,
-                                out=folder, resume=resume, save_scores=save_scores))
-        title = f"{dataset.name}, {settings['model']}, {settings['world']} world, seed {seed}"
+                                out=folder, resume=resume, save_scores=save_scores, eager=eager))
+        title = f"{dataset.name}, {describe_model(settings)}, {settings['world']} world, seed {seed}"
         print(table(results[-1], title), flush=True)
     if len(seeds) > 1:
-        means, deviations = (combine(results, function) for function in (np.mean, np.std))
+        means = combine(results, np.mean)
+        deviations = combine(results, np.std)
         write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means,
                                               std=deviations))
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
@@ -220,32 +378,54 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     return results
 
 
+def describe_model(settings):
+    """The model's name, and its recipe where it has one."""
+    name = settings["model"]
+    if "recipe" in settings:
+        name += f" ({settings['recipe']} recipe"
+        if settings["members"] > 1:
+            name += f", {settings['members']} members"
+        name += ")"
+    return name
+
+
 def combine(results, function):
     """The metrics of several runs as one nested dict, `function` (mean, std) taken of each number; words stay."""
     first = results[0]
     if isinstance(first, dict):
-        return {key: combine([result[key] for result in results], function) for key in first
-                if key not in ("settings", "versions", "threshold_curve")}
-    return first if isinstance(first, str) else float(function(results))
+        combined = {}
+        for key in first:
+            if key not in ("settings", "versions", "threshold_curve"):
+                combined[key] = combine([result[key] for result in results], function)
+        return combined
+    if isinstance(first, str):
+        return first
+    return float(function(results))
+
+
+# ---- reading what a run left ----
 
 
 def load_best(path, model):
-    """What a best.pt holds, as `one_seed` wrote it. ValueError if it is none, or of another model than named."""
-    held = load_file(path, BEST)
-    if held["model"] != model:
-        raise ValueError(f"{path} holds a {held['model']}, not a {model}")
-    return held
+    """What a best.pt holds, as `write_best` wrote it. ValueError if it is none, or of another model than named."""
+    contents = load_file(path, BEST)
+    if contents["model"] != model:
+        raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
+    return contents
 
 
 def read_feasibility(path, states, objects):
     """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing, or no numbers."""
+    rows = {}
     try:
         if str(path).endswith(".pt"):
-            held = load_best(path, "CompCos")
-            rows = dict(zip(itertools.product(held["states"], held["objects"]), held["feasibility"].flatten().tolist()))
+            contents = load_best(path, "CompCos")
+            pairs = itertools.product(contents["states"], contents["objects"])
+            rows = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
         else:
             with open(path, encoding="utf-8-sig", newline="") as file:
-                rows = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(file)}
+                for row in csv.DictReader(file):
+                    rows[row["state"], row["object"]] = float(row["feasibility"])
         scores = np.array([[rows[state, object_] for object_ in objects] for state in states])
     except (KeyError, TypeError) as missing:
         raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility with a row for each "
@@ -261,12 +441,18 @@ def features_like(checkpoint, paths, device, weights=None):
     if backbone.startswith(drawings.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu")
     if not backbone.startswith("ResNet-18"):
-        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images")
-    weights, upright = weights or checkpoint["settings"]["weights"], "upright" in backbone
+        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images, "
+                         "or give --features FILE")
+    weights = weights or checkpoint["settings"]["weights"]
+    upright = "upright" in backbone
     network = image_features.load_backbone(weights)
-    if not backbone.startswith(here := image_features.describe(weights, upright)):
+    here = image_features.describe(weights, upright)
+    if not backbone.startswith(here):
         raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give --weights FILE")
     return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright)
+
+
+# ---- the table ----
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
@@ -278,22 +464,54 @@ def table(metrics, title, deviations=None):
     width = 14 if deviations else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
-    for setting in CANDIDATE_SETS:
-        size = f"{setting} ({metrics['candidates']['test'][setting]:,.0f})"
-        for protocol, report in metrics["test"][setting].items():
-            keys, cells = FIXED if protocol == "fixed_bias" else COLUMNS, ""
-            for name in COLUMNS:
-                cell = f"{100 * report[keys[name]]:.1f}" if name in keys else ""
-                if cell and deviations:
-                    cell += f" ± {100 * deviations['test'][setting][protocol][keys[name]]:.1f}"
-                cells += f"{cell:>{width}}"
+    for candidates in CANDIDATE_SETS:
+        size = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
+        for protocol, report in metrics["test"][candidates].items():
+            spread = deviations["test"][candidates][protocol] if deviations else None
+            cells = table_cells(report, FIXED if protocol == "fixed_bias" else COLUMNS, width, spread)
             lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
-    lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias")
+    lines += table_notes(metrics)
+    return "\n".join(lines)
+
+
+def table_cells(report, keys, width, spread):
+    """A line of the table: the report's numbers under COLUMNS, with their deviation if there is one."""
+    cells = ""
+    for name in COLUMNS:
+        cell = ""
+        if name in keys:
+            cell = f"{100 * report[keys[name]]:.1f}"
+            if spread:
+                cell += f" ± {100 * spread[keys[name]]:.1f}"
+        cells += f"{cell:>{width}}"
+    return cells
+
+
+def table_notes(metrics):
+    """What stands under the table."""
+    basis = metrics["mask_basis"]
+    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under their curve, "
+             "as the bias on unseen grows"]
+    if metrics["threshold"] <= -1:
+        lines.append(f"hard mask: none, since {basis['unseen_val']:.0f} unseen compositions of validation do not justify "
+                     "one (19 are needed; --mask published masks all the same)")
+    else:
+        lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias; it rests on "
+                     f"{basis['unseen_val']:.0f} unseen compositions and hides {basis['hidden_test']:.0f} of the test's "
+                     f"{basis['unseen_test']:.0f}")
+    for phase in ("val", "test"):
+        count = basis[f"unseen_{phase}"]
+        if 0 < count < FEW_COMPOSITIONS:
+            what = dict(val="best epoch, bias and τ rest", test="the test figures of the unseen rest")[phase]
+            lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC "
                      f"{metrics['feasibility_auroc']:.3f}")
-    return "\n".join(lines)
+    return lines
+
+
+# ---- options ----
 
 
 def add_options(parser):
@@ -316,57 +534,94 @@ def add_options(parser):
     add("--weight-decay", type=float)
     add("--seed", type=int, nargs="+", default=[0], metavar="K", help="one run each (default 0)")
     add("--device", default="auto", help="auto, cpu, cuda or mps")
+    add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
+    add("--mask", default="justified", choices=["justified", "published"],
+        help="how τ of the hard mask is chosen: at most so high that 5 %% of what exists is expected to be hidden, or "
+        "by validation AUC alone, as in the paper (default justified)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
     add("--resume", action="store_true", help="go on from last.pt in --out")
     add("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
 
 
-def prepare(options, model, defaults):
-    """What the shared options mean: (dataset, features by phase, state vectors, object vectors, device, settings).
+class Prepared(NamedTuple):
+    """What the shared options mean, read and checked by `prepare`."""
 
-    defaults: dataset name or "other" -> settings. `settings` holds every choice as plain values and becomes part of
-    the results. What can be wrong is looked at before the long work.
+    dataset: data.Dataset
+    features: dict                # phase -> (N, F) float32
+    state_vectors: np.ndarray     # (S, V)
+    object_vectors: np.ndarray    # (O, V)
+    device: torch.device
+    settings: dict                # every choice as plain values, part of the results
+    out: Path                     # where the results go
+
+
+def prepare(options, model, defaults):
+    """What the shared options mean: Prepared.
+
+    defaults: dataset name or "other" -> settings; where its `epochs` is None, `steps` (and `warmup_steps`) say how long
+    to train. What can be wrong is looked at before the long work.
     """
     if options.dataset == "shapes":
         drawings.ensure(Path(options.data_root, "shapes"))
-    dataset, device = data.load(options.dataset, options.data_root), image_features.pick_device(options.device)
-    check(dataset)
-    chosen = dict(defaults.get(dataset.name, defaults["other"]))
-    chosen |= {key: value for key, value in vars(options).items() if key in chosen and value is not None}
-    for name in ("epochs", "batch_size", "lr"):
-        if not chosen[name] > 0:
-            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive number")
-    own, sources = dataset.folder / "vectors.txt", chosen.pop("vectors")
-    if own.exists() and not options.vectors:
-        sources = [str(own)]
+    dataset = data.load(options.dataset, options.data_root)
+    device = image_features.pick_device(options.device)
+    chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
+    sources = chosen.pop("vectors")
+    own_vectors = dataset.folder / "vectors.txt"
+    if own_vectors.exists() and not options.vectors:
+        sources = [str(own_vectors)]
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources, missing=options.missing,
                                  root=options.data_root)
     dataset, features, backbone = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
         respect_orientation=options.respect_orientation)
-    if empty := [phase for phase in data.PHASES if not len(dataset.targets[phase])]:
+    empty = [phase for phase in data.PHASES if not len(dataset.targets[phase])]
+    if empty:
         raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
     for note in dataset.notes:
         print(f"note: {note}")
-    weights = str(Path(options.weights).resolve()) if options.weights and backbone.startswith("ResNet-18") else None
+    steps_to_epochs(chosen, len(dataset.targets["train"]))
+    weights = None
+    if options.weights and backbone.startswith("ResNet-18"):
+        weights = str(Path(options.weights).resolve())
+    settings = dict(model=model, dataset=dataset.name, data_crc32=checksum(dataset, vectors, features),
+                    world=options.world, vectors=list(sources), missing=options.missing, backbone=backbone,
+                    weights=weights, states=len(dataset.states), objects=len(dataset.objects),
+                    seen=int(dataset.seen.sum()), images={phase: len(dataset.targets[phase]) for phase in data.PHASES},
+                    device=str(device), mask=options.mask, **chosen)
+    states, objects = np.split(vectors, [len(dataset.states)])
+    out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    return Prepared(dataset, features, states, objects, device, settings, out)
+
+
+def choose_settings(options, defaults):
+    """The defaults, with the options that were given in their place."""
+    chosen = dict(defaults)
+    for key, value in vars(options).items():
+        if key in chosen and value is not None:
+            chosen[key] = value
+    for name in ("epochs", "batch_size", "lr", "members"):
+        if chosen.get(name) is not None and not chosen[name] > 0:
+            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive number")
+    return chosen
+
+
+def steps_to_epochs(chosen, images):
+    """Put epochs and warm-up where a recipe counts in steps, so that small and large data train alike."""
+    steps = chosen.pop("steps", None)
+    warmup_steps = chosen.pop("warmup_steps", None)
+    steps_an_epoch = math.ceil(images / chosen["batch_size"])
+    if chosen["epochs"] is None:
+        chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
+    if "warmup" in chosen and chosen["warmup"] is None:
+        chosen["warmup"] = max(1, round(warmup_steps / steps_an_epoch))
+
+
+def checksum(dataset, vectors, features):
+    """A number by which --resume notices that the data changed."""
     content = zlib.crc32(repr((dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist())).encode())
-    for array in (vectors, *features.values(), *(dataset.targets[phase] for phase in data.PHASES)):
+    arrays = [vectors, *features.values(), *(dataset.targets[phase] for phase in data.PHASES)]
+    for array in arrays:
         content = zlib.crc32(np.ascontiguousarray(array), content)
-    settings = dict(model=model, dataset=dataset.name, data_crc32=content, world=options.world,
-                    vectors=list(sources), missing=options.missing, backbone=backbone, weights=weights,
-                    states=len(dataset.states), objects=len(dataset.objects), seen=int(dataset.seen.sum()),
-                    images={phase: len(dataset.targets[phase]) for phase in data.PHASES}, device=str(device), **chosen)
-    options.out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
-    return dataset, features, *np.split(vectors, [len(dataset.states)]), device, settings
-
-
-def check(dataset):
-    """ValueError if an image shows what its phase's closed world does not hold: its truth could never be answered."""
-    for phase in ("val", "test"):
-        outside = np.unique(dataset.targets[phase][~dataset.candidates(phase)[dataset.targets[phase]]])
-        if len(outside):
-            s, o = divmod(int(outside[0]), len(dataset.objects))
-            raise ValueError(f"{dataset.folder}: images of {phase} show {len(outside)} compositions that "
-                             f"{phase}_pairs.txt lacks (first: {dataset.states[s]} {dataset.objects[o]}): add them, so "
-                             "that the closed world holds them")
+    return content

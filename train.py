@@ -1,11 +1,28 @@
-"""The training loop and the scoring of images, the same for CompCos and the systems it is compared with.
+"""The training loop, the contract of a model that it trains, and the scoring of images.
 
-A model holds `states` and `objects` (S or O rows each) and offers `compositions()`, what all images share, and
-`score(features, compositions) -> (B, S, O)`, higher is better.
+It has no command line: `python compcos.py` and `python baselines.py` train.
+
+**What a model offers** (CompCos, its members and the compared systems alike; a model of your own needs no more):
+
+| name | is |
+| --- | --- |
+| `states`, `objects` | tensors with S and O rows; only their lengths and device are read here |
+| `loss(features (B, F), target (B,))` | the scalar that training minimises; targets are s * O + o |
+| `after_epoch(epoch)` | what changes from epoch to epoch, epoch = 1, 2, ... |
+| `compositions()` | what all images share in scoring, computed once for many images |
+| `score(features (B, F), compositions)` | (B, S, O), higher is better |
+| `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
+| `config` | the constructor's plain settings, kept in best.pt |
+| `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
+
+**What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in `loss`: nothing reads
+a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change from step to step, and what changes from
+epoch to epoch is a tensor that `after_epoch` updates in place (a Python number would stay as it was when recorded).
+`fit(..., eager=True)`, on the command line `--eager`, turns the recording off.
+
 Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o.
 """
 
-import copy
 import csv
 import math
 import sys
@@ -19,54 +36,66 @@ import common
 from evaluate import BiasSweep
 
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
-NOTHING = dict(epoch=0, best=dict(value=-math.inf), history=[])  # the state before the first epoch
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, so memory does not grow with N
+WARM_UP_STEPS = 3                             # eager steps that CUDA needs before one can be captured
 
 
 def primitive_vectors(state_vectors, object_vectors):
     """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none, not finite."""
     vectors = [torch.as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
-    if any(rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel() for rows in vectors):
-        shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
-        raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and (O, D) with the same D")
+    for rows in vectors:
+        if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel():
+            shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
+            raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and (O, D) with the same D")
     if not all(rows.isfinite().all() for rows in vectors):
         raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
     return vectors
 
 
+# ---- scoring ----
+
+
 def chunks(model, features, compositions):
     """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at least one)."""
-    S, O = len(model.states), len(model.objects)
-    size = max(1, CHUNK.get(features.device.type, 1 << 22) // (S * O))
-    for part in (slice(i, i + size) for i in range(0, len(features), size)):
+    composition_count = len(model.states) * len(model.objects)
+    size = max(1, CHUNK.get(features.device.type, 1 << 22) // composition_count)
+    for start in range(0, len(features), size):
+        part = slice(start, start + size)
         yield part, model.score(features[part], compositions).flatten(1)
 
 
 @torch.no_grad()
 def sweep(model, features, target, seen, candidates, *, save=None):
-    """Score images (N, F) once, against every candidate mask (C,) of the dict `candidates`: {name: (BiasSweep, kept)}.
+    """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name: (BiasSweep, kept)}.
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen candidate leave the
-    device, as kept = (scores, columns, scores, columns), (N,) each. `save` (N, C), array or memory map, takes the scores.
+    device, as kept = (scores, columns, scores, columns), (N,) each. Every mask must hold all seen compositions.
+    `save` (N, C), array or memory map, takes the scores.
     """
-    was_training, device = model.training, features.device
+    was_training = model.training
+    device = features.device
     model.eval()
-    columns = torch.as_tensor(np.flatnonzero(seen), device=device)
-    hidden = {name: torch.where(torch.as_tensor(mask & ~seen.ravel(), device=device), 0.0, -torch.inf)
-              for name, mask in candidates.items()}
+    seen_columns = torch.as_tensor(np.flatnonzero(seen), device=device)
+    hidden = {}  # what is added to the scores, so that only a mask's unseen candidates can be best
+    for name, mask in candidates.items():
+        allowed = torch.as_tensor(mask & ~seen.ravel(), device=device)
+        hidden[name] = torch.where(allowed, 0.0, -torch.inf)
     rows = {name: [] for name in candidates}
     for part, scores in chunks(model, features, model.compositions()):
         if save is not None:
             save[part] = scores.cpu().numpy()
-        best, where = scores[:, columns].max(1)
+        best_seen, where = scores[:, seen_columns].max(1)
         for name in candidates:
-            rows[name].append((best, columns[where], *(scores + hidden[name]).max(1)))
+            best_unseen, column = (scores + hidden[name]).max(1)
+            rows[name].append((best_seen, seen_columns[where], best_unseen, column))
     model.train(was_training)
-    pairs, result = index_pairs(seen), {}
+    pairs = index_pairs(seen)
+    result = {}
     for name, mask in candidates.items():
         kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
-        result[name] = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs), kept
-        result[name][0].update_kept(*(column[:, None] for column in kept), target)
+        swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
+        swept.update_kept(*(column[:, None] for column in kept), target)
+        result[name] = (swept, kept)
     return result
 
 
@@ -77,89 +106,220 @@ def index_pairs(seen):
 
 def selection(report):
     """The number that chooses the best epoch: AUC, or the accuracy of the half that has images."""
-    return next((report[key] for key in ("auc", "best_seen", "best_unseen") if math.isfinite(report[key])), 0.0)
+    for key in ("auc", "best_seen", "best_unseen"):
+        if math.isfinite(report[key]):
+            return report[key]
+    return 0.0
 
 
-def stepper(model, loss, optimizer, features, targets, batch_size):
+# ---- training ----
+
+
+class WeightAverage:
+    """A running average of the weights over steps, which is smoother than the weights themselves.
+
+    After step t = 1, 2, ... the average moves to the weights by 1 - decay, with decay = min(greatest, (1 + t) / (10 + t)):
+    the first steps, far from the end, are soon forgotten.
+    """
+
+    def __init__(self, model, greatest):
+        self.weights = list(model.parameters())
+        self.average = [weight.detach().clone() for weight in self.weights]
+        self.greatest = greatest
+        self.steps = 0
+
+    @torch.no_grad()
+    def update(self):
+        """Take in the weights after one more step."""
+        self.steps += 1
+        decay = min(self.greatest, (1 + self.steps) / (10 + self.steps))
+        torch._foreach_lerp_(self.average, [weight.detach() for weight in self.weights], 1 - decay)
+
+    @torch.no_grad()
+    def exchange(self):
+        """Put the average into the model and keep its weights here; a second call undoes it."""
+        kept = [weight.detach().clone() for weight in self.weights]
+        torch._foreach_copy_(self.weights, self.average)
+        torch._foreach_copy_(self.average, kept)
+
+
+def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed for full batches: one code for both.
+    On CUDA the step is captured as a graph after three eager ones and replayed for full batches, unless `eager`.
     """
     total = torch.zeros((), device=features.device)
 
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        value = loss(features[index], targets[index])
-        value.backward()
+        loss = model.loss(features[index], targets[index])
+        loss.backward()
         optimizer.step()
-        total.add_(value.detach() * len(index))
+        total.add_(loss.detach() * len(index))
 
-    if features.device.type != "cuda":
+    if features.device.type != "cuda" or eager:
         return step, total
-    static = torch.zeros(batch_size, dtype=torch.int64, device=features.device)
-    graph, eager = torch.cuda.CUDAGraph(), [0]
-    side = torch.cuda.Stream()
+    return captured(step, batch_size, features.device), total
 
-    def captured(index):
-        if len(index) < batch_size or eager[0] < 3:  # the last short batch, and the warm-up that a capture needs
-            eager[0] += len(index) == batch_size
+
+def captured(step, batch_size, device):
+    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a side stream."""
+    static_index = torch.zeros(batch_size, dtype=torch.int64, device=device)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    full_steps = 0
+
+    def replay(index):
+        nonlocal full_steps
+        is_full = len(index) == batch_size
+        if is_full:
+            full_steps += 1
+        if not is_full or full_steps <= WARM_UP_STEPS:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*capturable.*")  # Adam's word that this step is not captured
                 step(index)
-            return torch.cuda.current_stream().wait_stream(side)
-        static.copy_(index)
-        if eager[0] == 3:
-            eager[0] = 4
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        static_index.copy_(index)
+        if full_steps == WARM_UP_STEPS + 1:
             with torch.cuda.graph(graph):
-                step(static)
+                step(static_index)
         graph.replay()
 
-    return captured, total
+    return replay
 
 
-def fit(model, loss, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out, settings,
-        after_epoch=None, resume=False):
+def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out, settings,
+        average=0.0, patience=None, resume=False, eager=False):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best weights in `model`.
 
-    `validate()` gives the number to maximise after each epoch; `after_epoch(epoch)` runs before it. Every epoch draws
-    its order, dropout and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there, to
-    the same numbers. Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: bad input, last.pt
-    of another run, a loss that is not finite. However it ends, `out/last.pt` holds the last whole epoch.
+    `validate()` gives the number to maximise after each epoch. Every epoch draws its order, dropout and negatives from
+    (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there, to the same numbers. `average` above 0
+    is the greatest decay of a WeightAverage: it is what validates and what is left in `model`. With `patience`, training
+    ends once so many epochs have brought nothing better. Returns the history, a list of {epoch, loss, validation,
+    seconds}. ValueError: bad input, last.pt of another run, a loss that is not finite. However it ends, `out/last.pt`
+    holds the last whole epoch.
     """
     check_training(model, features, targets, epochs, batch_size)
-    state = load_last(out, settings, epochs) if resume else NOTHING
-    optimizer = adam(model, lr, weight_decay, features.device, state)
-    if state["epoch"]:
-        model.load_state_dict(state["model"])
-        if after_epoch:
-            after_epoch(state["epoch"])
+    state = load_last(out, settings, epochs) if resume else None
+    run = Run(model, lr, weight_decay, average, features.device, state)
     size = min(batch_size, len(features))
-    step, total = stepper(model, loss, optimizer, features, targets, size)
-    start = saved = time.monotonic()
-    first = state["epoch"]
+    step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
+    saved_at = time.monotonic()
+    first = run.epoch
     try:
-        for epoch in range(first + 1, epochs + 1):
-            mean = train_epoch(model, step, total, len(features), size, seed, epoch)
-            if after_epoch:
-                after_epoch(epoch)
-            value, weights = validate(), copy.deepcopy(model.state_dict())
-            best = dict(epoch=epoch, value=value, model=weights) if value > state["best"]["value"] else state["best"]
-            seconds = (time.monotonic() - start) / (epoch - first)
-            state = dict(epoch=epoch, model=weights, optimizer=copy.deepcopy(optimizer.state_dict()), best=best,
-                         history=state["history"] + [dict(epoch=epoch, loss=mean, validation=value, seconds=seconds)])
-            announce(state, epochs, seconds)
-            if time.monotonic() - saved > SAVE_SECONDS:
-                save_last(out, state, settings)
-                saved = time.monotonic()
+        for epoch in range(run.epoch + 1, epochs + 1):
+            if patience and epoch - 1 - run.best_epoch >= patience:
+                break
+            started = time.monotonic()
+            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average)
+            model.after_epoch(epoch)
+            value = run.validate(validate)
+            run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=time.monotonic() - started))
+            announce(run, epochs)
+            if time.monotonic() - saved_at > SAVE_SECONDS:
+                run.save(out, settings)
+                saved_at = time.monotonic()
     except KeyboardInterrupt:
-        kept = f"epoch {state['epoch']} is kept in {out / 'last.pt'}, from which --resume goes on"
-        raise KeyboardInterrupt(f"stopped: {kept if state['epoch'] else 'no epoch was finished'}") from None
+        kept = "no epoch was finished"
+        if run.epoch:
+            kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
+        raise KeyboardInterrupt(f"stopped: {kept}") from None
     finally:
-        if state["epoch"] > first:
-            save_last(out, state, settings)
-    model.load_state_dict(state["best"]["model"])
-    return state["history"]
+        if run.epoch > first:
+            run.save(out, settings)
+    run.take_best()
+    return run.history
+
+
+class Run:
+    """Where a training stands: the model, its optimiser and average, and copies of them at the last whole epoch."""
+
+    def __init__(self, model, lr, weight_decay, average, device, state):
+        self.model = model
+        self.average = WeightAverage(model, average) if average else None
+        self.optimizer = adam(model, lr, weight_decay, device)
+        self.epoch = 0
+        self.best_epoch = 0
+        self.best_value = -math.inf
+        self.best = None         # the model's tensors at the best epoch
+        self.snapshot = None     # all that training goes on from, at the last whole epoch
+        self.history = []
+        if state:
+            self.go_on(state, device)
+
+    def go_on(self, state, device):
+        """Begin where `state`, read from last.pt, ended."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the run may have begun on another device
+            group["capturable"] = device.type == "cuda"
+        if self.average:
+            self.average.steps = state["average_steps"]
+            torch._foreach_copy_(self.average.average, [tensor.to(device) for tensor in state["average"]])
+        self.epoch = state["epoch"]
+        self.best_epoch = state["best"]["epoch"]
+        self.best_value = state["best"]["value"]
+        self.best = [tensor.to(device) for tensor in state["best"]["model"].values()]
+        self.history = state["history"]
+        self.snapshot = self.copy()
+        self.model.after_epoch(self.epoch)
+
+    def live(self):
+        """Every tensor that training changes, always in the same order."""
+        tensors = list(self.model.state_dict().values())
+        for slot in self.optimizer.state_dict()["state"].values():
+            tensors += [value for value in slot.values() if torch.is_tensor(value)]
+        if self.average:
+            tensors += self.average.average
+        return tensors
+
+    def copy(self):
+        """Copies of all that training goes on from, in the order of `live`, and how many steps are averaged."""
+        steps = self.average.steps if self.average else 0
+        return [tensor.detach().clone() for tensor in self.live()], steps
+
+    def validate(self, validate):
+        """The value of the model as it would be used: with its average of the weights, if there is one."""
+        if self.average is None:
+            return validate()
+        self.average.exchange()
+        value = validate()
+        if value > self.best_value:
+            self.candidate = [tensor.detach().clone() for tensor in self.model.state_dict().values()]
+        self.average.exchange()
+        return value
+
+    def keep(self, epoch, value, row):
+        """Count an epoch as done. All is copied before the first attribute changes: an interrupt finds a whole epoch."""
+        snapshot = self.copy()
+        best = self.best, self.best_epoch, self.best_value
+        if value > self.best_value:
+            tensors = self.candidate if self.average else snapshot[0][:len(self.model.state_dict())]
+            best = tensors, epoch, value
+        state = dict(snapshot=snapshot, best=best[0], best_epoch=best[1], best_value=best[2], epoch=epoch,
+                     history=[*self.history, row])
+        self.__dict__.update(state)
+
+    @torch.no_grad()
+    def save(self, out, settings):
+        """`last.pt`, from which training goes on, and `log.csv`, a row an epoch. The model goes back to that epoch."""
+        tensors, steps = self.snapshot
+        torch._foreach_copy_([tensor.detach() for tensor in self.live()], tensors)
+        names = list(self.model.state_dict())
+        state = dict(epoch=self.epoch, model=self.model.state_dict(), optimizer=self.optimizer.state_dict(),
+                     best=dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best))),
+                     history=self.history, settings=settings, average_steps=steps,
+                     average=self.average.average if self.average else [])
+        with common.writing(out / "last.pt", "wb") as file:
+            torch.save(state, file)
+        write_log(out, self.history)
+
+    @torch.no_grad()
+    def take_best(self):
+        """Put the weights of the best epoch into the model."""
+        torch._foreach_copy_([tensor.detach() for tensor in self.model.state_dict().values()], self.best)
 
 
 def check_training(model, features, targets, epochs, batch_size):
@@ -169,65 +329,68 @@ def check_training(model, features, targets, epochs, batch_size):
         raise ValueError(f"{epochs} epochs of batches of {batch_size}: expected at least 1 of each")
     if not len(features) or len(features) != len(targets):
         raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, one or more")
-    if broken := int((~features.isfinite()).any(1).sum()):
+    broken = int((~features.isfinite()).any(1).sum())
+    if broken:
         raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair them or leave them out")
     if targets.min() < 0 or targets.max() >= count:
         raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * O + o, 0 to {count - 1}")
 
 
-def adam(model, lr, weight_decay, device, state):
-    """The optimiser, with the moments of `state` if it holds an epoch, ready for a captured step on CUDA."""
-    groups = model.parameter_groups(lr) if hasattr(model, "parameter_groups") else model.parameters()
-    optimizer = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda")
-    if state["epoch"]:
-        optimizer.load_state_dict(state["optimizer"])
-        for group in optimizer.param_groups:  # the run may have begun on another device
-            group["capturable"] = device.type == "cuda"
-    return optimizer
+def adam(model, lr, weight_decay, device):
+    """Adam over the model's parameters, ready for a captured step on CUDA."""
+    groups = model.parameters()
+    if hasattr(model, "parameter_groups"):
+        groups = model.parameter_groups(lr)
+    return torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda")
 
 
-def train_epoch(model, step, total, count, size, seed, epoch):
+def train_epoch(model, step, total, count, size, seed, epoch, average=None):
     """One pass over `count` images in batches of `size`, in the order that (seed, epoch) gives; the mean loss."""
     torch.manual_seed((seed << 20) + epoch)
     order = torch.randperm(count).to(total.device)
     model.train()
     total.zero_()
-    for i in range(0, count, size):
-        step(order[i:i + size])
+    for start in range(0, count, size):
+        step(order[start:start + size])
+        if average is not None:
+            average.update()
     mean = float(total) / count
     if not math.isfinite(mean):
         raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look for outliers in the features")
     return mean
 
 
-def announce(state, epochs, seconds):
+def announce(run, epochs):
     """A line an epoch on stderr, when that is a terminal."""
     if sys.stderr.isatty():
-        row, best = state["history"][-1], state["best"]
+        row = run.history[-1]
+        recent = run.history[-20:]
+        seconds = sum(row["seconds"] for row in recent) / len(recent)
         print(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC {100 * row['validation']:.2f} %  "
-              f"best {100 * best['value']:.2f} % (epoch {best.get('epoch', '-')})  "
+              f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
               f"{common.duration(seconds * (epochs - row['epoch']))} left", file=sys.stderr)
 
 
-def save_last(out, state, settings):
-    """`last.pt`, from which training goes on, and `log.csv`, a row an epoch."""
-    with common.writing(out / "last.pt", "wb") as file:
-        torch.save(dict(state, settings=settings), file)
+def write_log(out, history):
+    """`log.csv`, a row an epoch; `seconds` are those of that epoch alone."""
     with common.writing(out / "log.csv") as file:
-        writer = csv.DictWriter(file, state["history"][0])
+        writer = csv.DictWriter(file, history[0])
         writer.writeheader()
-        writer.writerows(state["history"])
+        writer.writerows(history)
 
 
 def load_last(out, settings, epochs):
-    """The state that `save_last` left in `out`; NOTHING if there is none. ValueError: other settings, or past `epochs`."""
+    """The state that `Run.save` left in `out`; None if there is none. ValueError: other settings, or past `epochs`."""
     path = out / "last.pt"
     if not path.exists():
-        return NOTHING
-    state = load_file(path, ("settings", "model", "optimizer", *NOTHING))
-    differ = [f"{key}: {state['settings'].get(key)!r} there, {settings.get(key)!r} here"
-              for key in sorted(state["settings"].keys() | settings.keys()) if key not in ("epochs", "device")
-              and state["settings"].get(key) != settings.get(key)]
+        return None
+    state = load_file(path, ("settings", "model", "optimizer", "epoch", "best", "history", "average"))
+    differ = []
+    for key in sorted(state["settings"].keys() | settings.keys()):
+        there = state["settings"].get(key)
+        here = settings.get(key)
+        if key not in ("epochs", "device") and there != here:
+            differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
         raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options and data, another "
                          "--out, or leave --resume out")
@@ -239,12 +402,12 @@ def load_last(out, settings, epochs):
 def load_file(path, keys):
     """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of `keys`."""
     try:
-        held = torch.load(path, weights_only=True, map_location="cpu")
+        contents = torch.load(path, weights_only=True, map_location="cpu")
     except OSError:
         raise
     except Exception as error:  # of zip, pickle and the weights-only loader
         raise ValueError(f"{path} is no checkpoint ({str(error).splitlines()[0][:160]})") from None
-    if not isinstance(held, dict) or not set(keys) <= held.keys():
+    if not isinstance(contents, dict) or not set(keys) <= contents.keys():
         raise ValueError(f"{path} is no such checkpoint of this project: it needs {', '.join(keys)} (for published "
                          "files: compcos.load_published)")
-    return held
+    return contents
