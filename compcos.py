@@ -543,7 +543,7 @@ OWN = {
     "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
 }
 # A folder of one's own by the published recipe: as many steps, at a rate at which they suffice.
-FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, lr=1e-3)
+FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=650, lr=1e-3)
 STRONG = PUBLISHED | FOLDER | dict(
     recipe="strong",
     members=4,            # 8 gain 0.2 more, 16 another 0.2

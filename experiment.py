@@ -37,8 +37,10 @@ RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "composit
 BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named", "feasibility", "closed",
         "threshold", "bias")
 HIDDEN_SHARE = 0.05      # of the unseen compositions that can exist: what the hard mask may be expected to hide
+LEAST_GAIN = 0.02        # of the validation AUC without a mask: what one must bring to be used
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
+LEAST_PATIENCE = 10      # epochs, likewise
 
 
 # ---- computing ----
@@ -61,8 +63,8 @@ def greatest_threshold(unseen_feasibility):
 def best_threshold(model, features, target, seen, rho, *, mask="published"):
     """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and greatest unseen ρ.
 
-    mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold` and -1 where that
-    is None. Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
+    mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold` and must gain 2 % of
+    the validation AUC; -1, which hides nothing, where there is no such τ. Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
     """
     if mask not in ("justified", "published"):
         raise ValueError(f"mask is {mask!r}: expected justified or published")
@@ -80,6 +82,8 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         if greatest is None:
             return -1.0, curve
         auc = np.where(thresholds <= greatest, auc, -1.0)
+        if auc.max() < (1 + LEAST_GAIN) * auc[0]:  # auc[0] is that of the least threshold, which hides nothing
+            return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
 
 
@@ -494,8 +498,8 @@ def table_notes(metrics):
     lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under their curve, "
              "as the bias on unseen grows"]
     if metrics["threshold"] <= -1:
-        lines.append(f"hard mask: none, since {basis['unseen_val']:.0f} unseen compositions of validation do not justify "
-                     "one (19 are needed; --mask published masks all the same)")
+        lines.append(f"hard mask: none, since the {basis['unseen_val']:.0f} unseen compositions of validation do not "
+                     "justify one (19 are needed, and a gain; --mask published masks all the same)")
     else:
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias; it rests on "
                      f"{basis['unseen_val']:.0f} unseen compositions and hides {basis['hidden_test']:.0f} of the test's "
@@ -560,7 +564,7 @@ def prepare(options, model, defaults):
     """What the shared options mean: Prepared.
 
     defaults: dataset name or "other" -> settings; where its `epochs` is None, `steps` (and `warmup_steps`) say how long
-    to train. What can be wrong is looked at before the long work.
+    to train, and `patience_steps` when to stop. What can be wrong is looked at before the long work.
     """
     if options.dataset == "shapes":
         drawings.ensure(Path(options.data_root, "shapes"))
@@ -611,11 +615,14 @@ def steps_to_epochs(chosen, images):
     """Put epochs and warm-up where a recipe counts in steps, so that small and large data train alike."""
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
+    patience_steps = chosen.pop("patience_steps", None)
     steps_an_epoch = math.ceil(images / chosen["batch_size"])
     if chosen["epochs"] is None:
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
     if "warmup" in chosen and chosen["warmup"] is None:
         chosen["warmup"] = max(1, round(warmup_steps / steps_an_epoch))
+    if patience_steps and chosen["patience"] is None:
+        chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
 
 
 def checksum(dataset, vectors, features):
