@@ -619,10 +619,10 @@ def steps_to_epochs(chosen, images):
     steps_an_epoch = math.ceil(images / chosen["batch_size"])
     if chosen["epochs"] is None:
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
+        if patience_steps and chosen["patience"] is None:
+            chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
     if "warmup" in chosen and chosen["warmup"] is None:
         chosen["warmup"] = max(1, round(warmup_steps / steps_an_epoch))
-    if patience_steps and chosen["patience"] is None:
-        chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
 
 
 def checksum(dataset, vectors, features):
