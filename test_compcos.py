@@ -10,7 +10,9 @@ import torch
 
 import features as image_features
 import train
-from compcos import CompCos, FusedLoss, compcos_loss, load_published, objective, predict
+import experiment
+from compcos import (CompCos, FusedLoss, Members, PUBLISHED, build, compcos_loss, load_published, log_counts, mix_batch,
+                     predict)
 from reference import plain_cosines
 
 HERE = Path(__file__).parent
@@ -78,14 +80,14 @@ def test_fused_loss_equals_plain(chunk, dtype, tolerance, monkeypatch):
     model, x, target, seen = small(dtype=dtype)
     oppose(model, .3)
     for epoch in (0, 1, 20):  # before the first update, in the warm-up, after it
-        loss, after_epoch = objective(model, seen, scale=20.0, margin=.4, warmup=15)
+        model.set_training(seen, scale=20.0, margin=.4, warmup=15)
         if epoch:
-            after_epoch(epoch)
+            model.after_epoch(epoch)
         margin = None if not epoch else .4 * min(1, epoch / 15) * torch.as_tensor(model.feasibility(seen))
-        fused = loss(x, target)
+        fused = model.loss(x, target)
         plain = compcos_loss(plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin)
         assert abs(fused - plain) <= tolerance * plain
-        first, second = gradients(model, loss(x, target)), gradients(model, compcos_loss(
+        first, second = gradients(model, model.loss(x, target)), gradients(model, compcos_loss(
             plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin))
         assert (first - second).norm() <= tolerance * second.norm()
 
@@ -130,11 +132,12 @@ def test_published_model():
     names = {"image_embedder.mod.0": "image_embedder.0", "image_embedder.mod.1": "image_embedder.1",
              "image_embedder.mod.3": "image_embedder.4", "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
     for setting, answer in answers.items():
-        loss, after_epoch = objective(model, arrays["seen"], world=setting[:6] if setting.startswith("closed") else "open",
-                                      scale=50.0, margin=1.0, warmup=15)
+        world = "closed" if setting.startswith("closed") else "open"
+        model.set_training(arrays["seen"], world=world, scale=50.0, margin=1.0, warmup=15)
         if setting.startswith("open_epoch"):
-            after_epoch(int(setting.removeprefix("open_epoch")))
-        gradients(model, value := loss(x, target))
+            model.after_epoch(int(setting.removeprefix("open_epoch")))
+        value = model.loss(x, target)
+        gradients(model, value)
         assert value.item() == pytest.approx(answer["loss"], rel=1e-5), setting
         ours = dict(model.named_parameters())
         for name, norm in answer["grad_norms"].items():
@@ -183,11 +186,11 @@ def test_predict_ranks_by_biased_cosine():
 
 
 @pytest.mark.parametrize("wrong", [dict(scale=0.0), dict(margin=-.1), dict(warmup=-1), dict(scale=float("nan")),
-                                   dict(world="Closed"), dict(mix="median")])
-def test_objective_refuses(wrong):
+                                   dict(world="Closed"), dict(mix="median"), dict(mix_images=2.0), dict(word_rate=0.0)])
+def test_training_refuses(wrong):
     model, _, _, seen = small()
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        objective(model, seen, **wrong)
+        model.set_training(seen, **wrong)
 
 
 def test_model_refuses_vectors():
@@ -205,12 +208,179 @@ def test_captured_step_equals_eager():
         model, x = model.to(device), torch.randn(9 * 8 + 4, 8, generator=torch.Generator().manual_seed(1)).to(device)
         target = seen.flatten().nonzero()[:, 0].to(device)
         target = target[torch.arange(len(x), device=device) % len(target)]
-        loss, after_epoch = objective(model, seen)
-        after_epoch(3)
+        model.set_training(seen)
+        model.after_epoch(3)
         adam = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True, capturable=True)
-        step, total = train.stepper(model, loss, adam, x, target, batch)
+        step, total = train.stepper(model, adam, x, target, batch)
         for i in range(0, len(x), 9):
             step(torch.arange(i, min(i + 9, len(x)), device=device))
         results.append([parameter.detach().cpu() for parameter in model.parameters()] + [total.cpu()])
     for captured, eager in zip(*results):
         torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-6)
+
+
+# ---- the strong recipe ----
+
+
+STRONG = dict(scale=2.6, margin=7.2 / 2.6, warmup=2, counts=0.5, word_rate=10.0)
+
+
+def strong(dtype=torch.float64, **settings):
+    """A small model of the strong recipe without dropout, its batch and how often each composition is met."""
+    _, x, target, seen = small(dtype=dtype)
+    torch.manual_seed(3)
+    model = CompCos(torch.randn(5, 6), torch.randn(7, 6), 8, hidden=12, dropout=0.0, dim=9, unit_images=False).to(dtype)
+    images = torch.randint(0, 50, (5, 7))
+    return model.set_training(seen, images=images, **(STRONG | settings)), x, target, seen, images
+
+
+def test_strong_logits_from_the_definition():
+    """z = c (ω(x)·a_s + ω(x)·b_o) / |a_s + b_o|, ω(x) of its own length."""
+    model, x, _, _, _ = strong()
+    a, b, _ = model.compositions()
+    image = model.image_embedder(x)
+    for s, o in ((0, 0), (4, 6), (2, 3)):
+        expected = (image @ a[s] + image @ b[o]) / (a[s] + b[o]).norm()
+        torch.testing.assert_close(model(x)[:, s, o], expected)
+    assert a.shape == (5, 9) and model.config["dim"] == 9
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+@pytest.mark.parametrize("mix_images", [0.0, 0.5])
+def test_strong_loss_equals_the_plain_form(epoch, mix_images):
+    """Value and gradients, before the first feasibility, in the warm-up and after it."""
+    found = []
+    for plain in (False, True):
+        model, x, target, seen, images = strong(plain=plain, mix_images=mix_images)
+        if epoch:
+            model.after_epoch(epoch)
+        torch.manual_seed(5)  # the same images are mixed
+        value = model.loss(x, target)
+        found.append((value.detach(), gradients(model, value)))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-10, atol=0)
+    assert (found[0][1] - found[1][1]).norm() <= 1e-10 * found[1][1].norm()
+
+
+def test_offsets_from_the_equations():
+    """+ (log n - mean over the seen) / 2 on the seen, - 7.2 ρ on the unseen; a seen pair without an image counts as one."""
+    model, x, target, seen, images = strong()
+    model.after_epoch(9)
+    rho = torch.as_tensor(model.feasibility(seen))
+    logs = images.clamp_min(1).double().log()
+    offset = torch.where(seen, 0.5 * (logs - logs[seen].mean()), -7.2 * rho)
+    expected = torch.nn.functional.cross_entropy((2.6 * model(x) + offset).flatten(1), target)
+    torch.testing.assert_close(model.loss(x, target), expected)
+    torch.testing.assert_close(log_counts(seen, images)[seen].mean(), torch.zeros((), dtype=torch.float64))
+
+
+def test_mixing():
+    """Half of the images, λ uniform in [1/2, 1]; each is λ times itself and 1 - λ times the partner of its second target."""
+    torch.manual_seed(0)
+    features = torch.arange(20000.0)[:, None]
+    mixed, second, share = mix_batch(features, torch.arange(20000), 0.5)
+    touched = share < 1
+    assert abs(touched.float().mean() - .5) < .02 and share.min() >= .5
+    assert abs(share[touched].mean() - .75) < .01
+    torch.testing.assert_close(mixed[:, 0], share * features[:, 0] + (1 - share) * second, rtol=1e-5, atol=1e-2)
+
+
+def test_mixed_truths_weigh_by_their_share():
+    cosines = torch.randn(4, 2, 3)
+    seen = torch.ones(2, 3, dtype=torch.bool)
+    target, second, share = torch.tensor([0, 1, 2, 3]), torch.tensor([5, 1, 0, 4]), torch.tensor([.5, .7, 1., .9])
+    found = compcos_loss(cosines, target, scale=3.0, seen=seen, mixed=(second, share))
+    logs = (3 * cosines).flatten(1).log_softmax(1)
+    expected = -sum(w * logs[i, a] + (1 - w) * logs[i, b] for i, (a, b, w) in enumerate(zip(target, second, share))) / 4
+    torch.testing.assert_close(found, expected)
+
+
+def trained(config, settings, *, seed=0, epochs=3, average=0.0):
+    """The weights after a short training by `fit`'s steps."""
+    torch.manual_seed(seed)
+    model, x, target, seen = small(F=8)
+    torch.manual_seed(7)
+    model = build(torch.randn(5, 6), torch.randn(7, 6), dict(feature_dim=8, hidden=12) | config)
+    model.set_training(seen, images=torch.ones(5, 7), **settings)
+    run = train.Run(model, 1e-2, 5e-5, average, x.device, None)
+    step, total = train.stepper(model, run.optimizer, x, target, 4)
+    for epoch in range(1, epochs + 1):
+        train.train_epoch(model, step, total, len(x), 4, seed, epoch, run.average)
+        model.after_epoch(epoch)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_every_switch_set_back_is_the_published_recipe():
+    """The settings of PUBLISHED, given as the command line gives them, change nothing of what the published model does."""
+    config = {key: PUBLISHED[key] for key in ("dropout", "dim", "unit_images", "members")}
+    settings = {key: PUBLISHED[key] for key in ("counts", "mix_images", "word_rate")}
+    back = trained(config, dict(scale=20.0, margin=.4, warmup=2) | settings)
+    assert torch.equal(back, trained({}, dict(scale=20.0, margin=.4, warmup=2)))
+
+
+def test_training_by_the_plain_loss_is_training_by_the_fused():
+    """Three epochs; `--plain-loss` is where an edit of compcos_loss changes training."""
+    fused, plain = (trained({}, dict(scale=20.0, margin=.4, warmup=2, plain=plain)) for plain in (False, True))
+    torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_an_own_loss_is_live(monkeypatch):
+    """(a) of README's "Change it": another compcos_loss is what training minimises."""
+    import compcos
+
+    def smoothed(cosines, target, *, scale, **_):
+        return torch.nn.functional.cross_entropy(scale * cosines.flatten(1), target, label_smoothing=0.1)
+
+    before = trained({}, dict(plain=True))
+    monkeypatch.setattr(compcos, "compcos_loss", smoothed)
+    assert not torch.equal(before, trained({}, dict(plain=True)))
+
+
+def test_members_are_models_trained_apart():
+    """Two members without dropout end where each would alone, and score as their mean."""
+    settings = dict(scale=20.0, margin=.4, warmup=2)
+    torch.manual_seed(7)
+    states, objects = torch.randn(5, 6), torch.randn(7, 6)
+    together = build(states, objects, dict(feature_dim=8, hidden=12, dropout=0.0, members=2))
+    apart = [copy.deepcopy(member) for member in together.members]
+    _, x, target, seen = small()
+    for model in (together, *apart):
+        model.set_training(seen, **settings)
+        optimizer = train.adam(model, 1e-2, 0.0, x.device)
+        step, _ = train.stepper(model, optimizer, x, target, 9)
+        for _ in range(3):
+            step(torch.arange(9))
+        model.after_epoch(1)
+    assert isinstance(together, Members)
+    torch.testing.assert_close(together(x), (apart[0](x) + apart[1](x)) / 2)
+    expected = (apart[0].feasibility(seen) + apart[1].feasibility(seen)) / 2
+    np.testing.assert_allclose(together.feasibility(seen), expected, atol=1e-6)
+
+
+def test_weight_average_from_its_definition():
+    model = torch.nn.Linear(1, 1, bias=False)
+    average = train.WeightAverage(model, 0.5)
+    expected = model.weight.item()
+    for step in range(1, 20):
+        with torch.no_grad():
+            model.weight += 1
+        average.update()
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.item()
+    weight = model.weight.item()
+    average.exchange()
+    assert model.weight.item() == pytest.approx(expected, rel=1e-5) and expected != weight
+    average.exchange()
+    assert model.weight.item() == weight
+
+
+def test_threshold_hides_at_most_a_twentieth():
+    """Over draws of what exists, validation and another composition alike: 5 % hidden on average; none below 19."""
+    random = np.random.default_rng(0)
+    for n in (19, 51, 130):
+        hidden = []
+        for _ in range(4000):
+            rho = random.normal(size=n + 1)
+            hidden.append(rho[n] < experiment.greatest_threshold(rho[:n]))
+        assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** .5
+    assert experiment.greatest_threshold(random.normal(size=18)) is None
+    assert experiment.greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
