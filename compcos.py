@@ -5,6 +5,8 @@ F features, K members. A composition (s, o) has the index s * O + o.
 """
 
 import argparse
+import csv
+import glob
 from pathlib import Path
 
 import numpy as np
@@ -472,30 +474,44 @@ def mix_batch(features, target, share_mixed):
 
 
 def load_published(state_dict):
-    """A `CompCos` from parameters under the published names: a state dict, a checkpoint (its `net`), or a file of either.
+    """A `CompCos` from parameters under the published names: a state dict, a checkpoint, or a file of either.
 
-    Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and nothing that runs code.
+    A checkpoint holds them under `net`, `state_dict` or `model`; names may begin with `module.`. Published files also
+    hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and nothing that runs code. ValueError: other
+    parameters.
     """
     if not isinstance(state_dict, dict):
         state_dict = data.load_tensors(state_dict)
-    weights = state_dict.get("net", state_dict)
     try:
-        weights = {name: torch.as_tensor(value) for name, value in weights.items()}
+        weights = published_weights(state_dict)
         layers = sorted({int(name.split(".")[2]) for name in weights if name.startswith("image_embedder.mod.")})
         first, norm, last = (f"image_embedder.mod.{i}" for i in layers)
-        states, objects = weights["attr_embedder.weight"], weights["obj_embedder.weight"]
+        theirs = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm,
+                  "image_embedder.4": last}
+        renamed = {"states": weights["attr_embedder.weight"], "objects": weights["obj_embedder.weight"]}
+        for ours, name in theirs.items():
+            for part in ("weight", "bias"):
+                renamed[f"{ours}.{part}"] = weights[f"{name}.{part}"]
         hidden, feature_dim = weights[f"{first}.weight"].shape
-        model = CompCos(states, objects, feature_dim, hidden=hidden)
-        ours = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm, "image_embedder.4": last}
-        model.load_state_dict({"states": states, "objects": objects} | {
-            f"{name}.{part}": weights[f"{theirs}.{part}"] for name, theirs in ours.items() for part in ("weight", "bias")})
+        model = CompCos(renamed["states"], renamed["objects"], feature_dim, hidden=hidden)
+        model.load_state_dict(renamed)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, "
                          f"obj_embedder, projection): {error}") from None
-    return model.to(states.dtype).eval()
+    return model.to(renamed["states"].dtype).eval()
 
 
-@torch.no_grad()
+def published_weights(state_dict):
+    """The parameters themselves, {name: tensor}, of a state dict or of a checkpoint that nests one."""
+    for key in ("net", "state_dict", "model"):
+        if key in state_dict:
+            state_dict = state_dict[key]
+    return {name.removeprefix("module."): torch.as_tensor(value) for name, value in state_dict.items()}
+
+
+# ---- prediction ----
+
+
 def predict(model, features, *, k=5, candidates=None, bias=0.0):
     """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N, k), best first, arrays.
 
@@ -504,31 +520,158 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     the unseen to rank them, not to the scores given; it needs the seen mask of a loaded checkpoint. ValueError: no
     candidate, wrong shapes, features or a bias that are not finite.
     """
-    device, total = model.states.device, len(model.states) * len(model.objects)
-    features = [features] if isinstance(features, (str, Path)) else features
-    if len(features) and isinstance(features[0], (str, Path)):
-        features = experiment.features_like(model.checkpoint, list(features), device)
-    features = torch.as_tensor(features, device=device).to(model.states.dtype)
-    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"] or not features.isfinite().all():
-        raise ValueError(f"features of shape {tuple(features.shape)}, {int((~features.isfinite()).sum())} numbers not "
-                         f"finite: the model was trained on finite (N, {model.config['feature_dim']})")
-    allowed = torch.ones(total, dtype=torch.bool) if candidates is None else torch.as_tensor(candidates).flatten()
+    indices, scores, _ = best_compositions(model, features, k=k, candidates=candidates, bias=bias)
+    return indices, scores
+
+
+@torch.no_grad()
+def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
+    """As `predict`, and the log of the softmax's denominator: log Σ exp(scale · score) over the candidates, (N,)."""
+    device = model.states.device
+    total = len(model.states) * len(model.objects)
+    features = as_features(model, features)
+    if candidates is None:
+        candidates = torch.ones(total, dtype=torch.bool)
+    allowed = torch.as_tensor(candidates).flatten()
     if allowed.dtype != torch.bool or len(allowed) != total or not allowed.any() or k < 1 or not np.isfinite(bias):
         raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)} with {int(allowed.sum())} allowed, k {k}, bias "
                          f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, a finite bias")
-    offset = torch.where(allowed, 0.0, -torch.inf).to(device)
+    k = min(k, int(allowed.sum()))
+    hidden = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
+    offset = hidden
     if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with CompCos.load(best.pt)")
-        offset += bias * ~model.checkpoint["seen"].flatten().to(device)
-    k, was_training = min(k, int(allowed.sum())), model.training
-    indices, values = [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k)]
+        offset = hidden + bias * ~model.checkpoint["seen"].flatten().to(device)
+    indices = [torch.zeros(0, k, dtype=torch.int64)]
+    values = [torch.zeros(0, k)]
+    totals = [torch.zeros(0)]
+    was_training = model.training
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
         best = (scores + offset).topk(k, dim=1).indices
         indices.append(best.cpu())
         values.append(scores.gather(1, best).cpu())
+        totals.append((scale * (scores + hidden)).logsumexp(1).cpu())
     model.train(was_training)
-    return torch.cat(indices).numpy(), torch.cat(values).numpy()
+    return torch.cat(indices).numpy(), torch.cat(values).numpy(), torch.cat(totals).numpy()
+
+
+def as_features(model, features):
+    """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other shapes, not finite."""
+    if isinstance(features, (str, Path)):
+        features = [features]
+    if len(features) and isinstance(features[0], (str, Path)):
+        features = experiment.features_like(model.checkpoint, list(features), model.states.device)
+    features = torch.as_tensor(features, device=model.states.device).to(model.states.dtype)
+    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"] or not features.isfinite().all():
+        raise ValueError(f"features of shape {tuple(features.shape)}, {int((~features.isfinite()).sum())} numbers not "
+                         f"finite: the model was trained on finite (N, {model.config['feature_dim']})")
+    return features
+
+
+PREDICTION = ("image", "rank", "state", "object", "score", "probability", "seen", "feasibility")
+
+
+def predict_images(model, images, features=None, *, top=5, candidates="open_masked"):
+    """The best compositions of images as rows, dicts of PREDICTION: what `--predict` prints and writes.
+
+    `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given. `candidates` is one of
+    closed, open, open_masked, at the bias that was fixed on validation; compositions that the training folder names are
+    never hidden by the mask. `probability` is the softmax of the model's logits over the candidates, without bias.
+    """
+    if candidates not in experiment.CANDIDATE_SETS:
+        raise ValueError(f"candidates are {candidates!r}: expected one of {', '.join(experiment.CANDIDATE_SETS)}")
+    if top < 1:
+        raise ValueError(f"--top is {top}: expected the number of answers an image, 1 or more")
+    checkpoint = model.checkpoint
+    scale = checkpoint["settings"]["scale"]
+    indices, scores, totals = best_compositions(
+        model, images if features is None else features, k=top, candidates=allowed_answers(checkpoint)[candidates],
+        bias=checkpoint["bias"][candidates], scale=scale)
+    seen = checkpoint["seen"].flatten()
+    rho = checkpoint["feasibility"].flatten()
+    rows = []
+    for image, columns, values, total in zip(images, indices, scores, totals):
+        for rank, (c, value) in enumerate(zip(columns.tolist(), values), 1):
+            state, object_ = divmod(c, len(checkpoint["objects"]))
+            rows.append(dict(
+                image=str(image), rank=rank, state=checkpoint["states"][state], object=checkpoint["objects"][object_],
+                score=float(value), probability=float(np.exp(scale * value - total)), seen=bool(seen[c]),
+                feasibility=float(rho[c])))
+    return rows
+
+
+def allowed_answers(checkpoint):
+    """The three masks (C,) bool of a loaded checkpoint; the hard mask hides nothing that the folder names."""
+    seen = checkpoint["seen"].flatten()
+    feasible = checkpoint["feasibility"].flatten() >= checkpoint["threshold"]
+    return dict(closed=checkpoint["closed"], open=torch.ones_like(seen),
+                open_masked=seen | checkpoint["named"] | feasible)
+
+
+def find_images(arguments):
+    """The image files that files, folders and patterns name, each once, in order. ValueError: nothing there."""
+    found = []
+    for argument in arguments:
+        path = Path(argument)
+        if path.is_dir():
+            images = sorted(image for image in path.rglob("*") if image.suffix.lower() in data.PHOTOS)
+        elif path.exists() or not glob.has_magic(argument):
+            images = [path]  # a missing file is named, with all others, when it is opened
+        else:
+            images = sorted(Path(image) for image in glob.glob(argument, recursive=True))
+        if not images:
+            raise ValueError(f"no image in {argument}: expected image files, folders of them or patterns as 'photos/*.jpg'")
+        found += images
+    return [str(image) for image in dict.fromkeys(found)]
+
+
+def print_predictions(options):
+    """Predict for the command line: print the best compositions of each image, or write them to --csv."""
+    if not (options.checkpoint and (options.predict or options.features)):
+        raise ValueError("--checkpoint FILE and --predict IMAGE ... (or --features FILE) go together; a run goes on with "
+                         "--resume, and a model of other primitives is trained anew")
+    model = CompCos.load(options.checkpoint, options.device)
+    checkpoint = model.checkpoint
+    if options.features:
+        stored = data.read_features(options.features)
+        images = stored["files"]
+        features = np.asarray(stored["features"], np.float32)
+        if options.predict:
+            rows = {name: row for row, name in enumerate(images)}
+            lacking = [name for name in options.predict if name not in rows]
+            if lacking:
+                raise ValueError(f"{options.features} has no features of {data.some(lacking)}; it names {data.some(images, 3)}")
+            images = options.predict
+            features = features[[rows[name] for name in images]]
+    else:
+        images = find_images(options.predict)
+        features = experiment.features_like(checkpoint, images, options.device, options.weights, options.skip_broken)
+        readable = np.isfinite(features).all(1)
+        broken = [image for image, is_readable in zip(images, readable) if not is_readable]
+        if broken:
+            print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
+        images = [image for image, is_readable in zip(images, readable) if is_readable]
+        features = features[readable]
+    rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
+    if options.csv:
+        with common.writing(options.csv) as file:
+            writer = csv.DictWriter(file, PREDICTION)
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"{len(images):,} images, {len(rows):,} answers written to {options.csv}")
+        return
+    count = int(allowed_answers(checkpoint)[options.candidates].sum())
+    print(f"{options.candidates}: {count:,} candidates, bias {checkpoint['bias'][options.candidates]:.3f} on the unseen "
+          "(from validation)")
+    for row in rows:
+        if row["rank"] == 1:
+            print(row["image"])
+        kind = "seen" if row["seen"] else f"unseen, feasibility {row['feasibility']:.2f}"
+        print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  ({kind})")
+
+
+# ---- the command line ----
 
 
 # The published settings of each dataset. PUBLISHED are those that all share, and those that the strong recipe adds,
@@ -605,7 +748,8 @@ def main(argv=None):
     add_options(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
-    add("--predict", nargs="+", metavar="IMAGE", help="image files")
+    add("--predict", nargs="+", metavar="IMAGE", help="image files, folders or patterns (or, with --features, names there)")
+    add("--csv", metavar="FILE", help="write the answers to a table instead of printing them")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
     add("--top", type=int, default=5, help="answers an image (default 5)")
@@ -629,30 +773,6 @@ def make_model(prepared, *, plain=False):
         "world", "scale", "margin", "warmup", "mix", "counts", "mix_images", "word_rate")}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size).reshape(dataset.seen.shape)
     return model.set_training(dataset.seen, images=images, plain=plain, **keywords)
-
-
-def print_predictions(options):
-    """The best compositions of some image files, with score and feasibility, a line each."""
-    if not (options.checkpoint and options.predict):
-        raise ValueError("--checkpoint FILE and --predict IMAGE ... go together (a run goes on with --resume; a model of "
-                         "other primitives is trained anew)")
-    model = CompCos.load(options.checkpoint, options.device)
-    held = model.checkpoint
-    seen, rho = held["seen"].flatten(), held["feasibility"].flatten()
-    # a composition that the folder names has been met: the mask never hides it from a user
-    allowed = dict(closed=held["closed"], open=torch.ones_like(seen),
-                   open_masked=seen | held["named"] | (rho >= held["threshold"]))
-    bias = held["bias"][options.candidates]
-    features = experiment.features_like(held, options.predict, options.device, options.weights)
-    indices, scores = predict(model, features, k=options.top, candidates=allowed[options.candidates], bias=bias)
-    print(f"{options.candidates}: {int(allowed[options.candidates].sum()):,} candidates, bias {bias:.3f} on the unseen "
-          "(from validation)")
-    for image, columns, values in zip(options.predict, indices, scores):
-        print(image)
-        for c, value in zip(columns.tolist(), values):
-            s, o = divmod(c, len(held["objects"]))
-            kind = "seen" if seen[c] else f"unseen, feasibility {rho[c]:.2f}"
-            print(f"  {value:6.3f}  {held['states'][s]} {held['objects'][o]}  ({kind})")
 
 
 if __name__ == "__main__":

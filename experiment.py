@@ -439,11 +439,14 @@ def read_feasibility(path, states, objects):
     return scores
 
 
-def features_like(checkpoint, paths, device, weights=None):
-    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file has moved."""
+def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
+    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file has moved.
+
+    skip_broken: rows of files that cannot be read are NaN.
+    """
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
     if backbone.startswith(drawings.FEATURE):
-        return image_features.extract(paths, backbone="pixels", device="cpu")
+        return image_features.extract(paths, backbone="pixels", device="cpu", skip_broken=skip_broken)
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images, "
                          "or give --features FILE")
@@ -453,7 +456,8 @@ def features_like(checkpoint, paths, device, weights=None):
     here = image_features.describe(weights, upright)
     if not backbone.startswith(here):
         raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give --weights FILE")
-    return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright)
+    return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright,
+                                  skip_broken=skip_broken)
 
 
 # ---- the table ----
