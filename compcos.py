@@ -1,7 +1,8 @@
-"""CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper, Sec. 3).
+"""CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper,
+Sec. 3).
 
-Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D shared space,
-F features, K members. A composition (s, o) has the index s * O + o.
+Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D
+shared space, F features, K members. A composition (s, o) has the index s * O + o.
 """
 
 import argparse
@@ -25,36 +26,44 @@ from feasibility import feasibility_scores
 class CompCos(nn.Module):
     """Images and compositions in one space, compared by cosine (Eq. 1).
 
-    `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which are trained; ω is
-    Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D; None, as published: that of the vectors.
-    `unit_images=False` leaves ω(x) its length, which then carries confidence: `score` gives |ω(x)| times the cosine.
-    ValueError: vectors of other shapes or not finite.
+    `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which
+    are trained; ω is Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D;
+    None, as published: that of the vectors. `unit_images=False` leaves ω(x) its length, which then
+    carries confidence: `score` gives |ω(x)| times the cosine. ValueError: vectors of other shapes
+    or not finite.
     """
 
-    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5, dim=None,
-                 unit_images=True):
+    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5,
+                 dim=None, unit_images=True):
         super().__init__()
         states, objects = train.primitive_vectors(state_vectors, object_vectors)
         vector_dim = states.shape[1]
         dim = dim or vector_dim
-        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout, dim=dim, unit_images=unit_images)
-        self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, threshold, bias, settings
+        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout, dim=dim,
+                           unit_images=unit_images)
+        # of a loaded model: vocabulary, seen, feasibility, threshold, bias, settings
+        self.checkpoint = None
         self.states = nn.Parameter(states)    # φ of the primitives, (S, V)
         self.objects = nn.Parameter(objects)  # (O, V)
         self.projection = nn.Linear(2 * vector_dim, dim)  # W: [φ(s); φ(o)] -> φ(s, o)
         self.image_embedder = nn.Sequential(  # ω
-            nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
+            nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(hidden, dim))
         self.training_loss = None  # set by set_training
 
     @classmethod
     def load(cls, path, device="cpu"):
-        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what else the file holds.
+        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what
+        else the file holds.
 
-        A file of several members gives `Members`, which score, predict and explain as one model does.
+        A file of several members gives `Members`, which score, predict and explain as one model
+        does.
         """
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
-        model = build(weights_of_first(weights, "states"), weights_of_first(weights, "objects"), checkpoint["config"])
+        states = weights_of_first(weights, "states")
+        objects = weights_of_first(weights, "objects")
+        model = build(states, objects, checkpoint["config"])
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -64,16 +73,18 @@ class CompCos(nn.Module):
         return model.to(image_features.pick_device(device)).eval()
 
     def forward(self, features):
-        """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix is made."""
+        """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix
+        is made."""
         return self.score(features, self.compositions())
 
     def compositions(self):
-        """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s + b_o| (S, O)."""
+        """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s
+        + b_o| (S, O)."""
         of_state, of_object = self.projection.weight.chunk(2, dim=1)
         a = nnf.linear(self.states, of_state, self.projection.bias)
         b = nnf.linear(self.objects, of_object)
-        # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum cancels, and float32
-        # has no digits left (MPS has no float64).
+        # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum
+        # cancels, and float32 has no digits left (MPS has no float64).
         wide = torch.float32 if a.device.type == "mps" else torch.float64
         x = a.to(wide)
         y = b.to(wide)
@@ -81,7 +92,8 @@ class CompCos(nn.Module):
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
     def score(self, features, compositions):
-        """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from `compositions()`."""
+        """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from
+        `compositions()`."""
         by_state, by_object = self.halves(features, compositions)
         return (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
 
@@ -99,7 +111,8 @@ class CompCos(nn.Module):
         return self.embed_images(features) @ nnf.normalize(chosen).T
 
     def embed_images(self, features):
-        """ω: (B, F) -> (B, D), of unit length unless the model was made with `unit_images=False`."""
+        """ω: (B, F) -> (B, D), of unit length unless the model was made with
+        `unit_images=False`."""
         embedded = self.image_embedder(features)
         if self.config["unit_images"]:
             embedded = nnf.normalize(embedded)
@@ -108,25 +121,30 @@ class CompCos(nn.Module):
     def embed_compositions(self, pairs):
         """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
         state, object_ = torch.as_tensor(pairs, device=self.states.device).T
-        return nnf.normalize(self.projection(torch.cat([self.states[state], self.objects[object_]], dim=1)))
+        primitives = torch.cat([self.states[state], self.objects[object_]], dim=1)  # (P, 2V)
+        return nnf.normalize(self.projection(primitives))
 
     def feasibility(self, seen, *, mix="mean"):
-        """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen (S, O) bool."""
+        """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
+        (S, O) bool."""
         states = self.states.detach().cpu().numpy()
         objects = self.objects.detach().cpu().numpy()
         return feasibility_scores(states, objects, np.asarray(torch.as_tensor(seen).cpu()), mix=mix)
 
     def set_training(self, seen, **settings):
-        """Say how the model is to be trained: `seen` (S, O) bool and the keywords of `TrainingLoss`. Returns the model."""
+        """Say how the model is to be trained: `seen` (S, O) bool and the keywords of
+        `TrainingLoss`. Returns the model."""
         self.training_loss = TrainingLoss(self, seen, **settings)
         return self
 
     def loss(self, features, target):
-        """What training minimises, of features (B, F) and targets (B,); `set_training` comes first."""
+        """What training minimises, of features (B, F) and targets (B,); `set_training` comes
+        first."""
         return self.training_loss(self, features, target)
 
     def after_epoch(self, epoch):
-        """Take the feasibility of the present embeddings for the margins of the epochs to come; epoch = 1, 2, ..."""
+        """Take the feasibility of the present embeddings for the margins of the epochs to come;
+        epoch = 1, 2, ..."""
         self.training_loss.after_epoch(self, epoch)
 
     def parameter_groups(self, lr):
@@ -210,7 +228,8 @@ class Members(nn.Module):
 
 
 def side_by_side(functions, *arguments):
-    """What each function gives; on CUDA on streams of their own, so that small kernels share the GPU."""
+    """What each function gives; on CUDA on streams of their own, so that small kernels share the
+    GPU."""
     first = arguments[0]
     if first.device.type != "cuda" or len(functions) == 1:
         return [function(*arguments) for function in functions]
@@ -246,18 +265,20 @@ def weights_of_first(weights, name):
 
 
 def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixed=None):
-    """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8): a 0-dim tensor.
+    """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
+    a 0-dim tensor.
 
-    cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool.
-    margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the seen compete.
-    counts (S, O), not in the paper, is added to the logits of the seen: how often each is met in training.
-    mixed, not in the paper: (second target (B,), share (B,)) for images that are mixtures; the truth of each is its
-    target to the share, its second target to 1 - share.
+    cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool. margin
+    (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the
+    seen compete. counts (S, O), not in the paper, is added to the logits of the seen: how often
+    each is met in training. mixed, not in the paper: (second target (B,), share (B,)) for images
+    that are mixtures; the truth of each is its target to the share, its second target to 1 - share.
 
-    The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is one that the
-    softmax already takes for beaten, so training pushes it away LESS. With scale 1, α = 1 and cosine 0.5 for all of
-    the true `wet dog`, the feasible `wet cat` (ρ = 0.8) and the infeasible `ripe dog` (ρ = -0.2), the logits are
-    0.5, 0.5 - 0.8 = -0.3 and 0.5 + 0.2 = 0.7; the gradients on the two unseen cosines are their softmax shares:
+    The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
+    one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
+    = 1 and cosine 0.5 for all of the true `wet dog`, the feasible `wet cat` (ρ = 0.8) and the
+    infeasible `ripe dog` (ρ = -0.2), the logits are 0.5, 0.5 - 0.8 = -0.3 and 0.5 + 0.2 = 0.7; the
+    gradients on the two unseen cosines are their softmax shares:
 
     >>> cosines = torch.full((1, 1, 3), 0.5, requires_grad=True)
     >>> seen, margin = torch.tensor([[True, False, False]]), torch.tensor([[1.0, 0.8, -0.2]])
@@ -270,7 +291,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     seen = torch.as_tensor(seen, device=cosines.device)
     logits = scale * (cosines - _penalty(seen, margin, cosines.dtype))
     if counts is not None:
-        logits = logits + torch.where(seen, torch.as_tensor(counts, device=seen.device).to(logits.dtype), 0.0)
+        counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
+        logits = logits + torch.where(seen, counts, 0.0)
     logits = logits.flatten(1)  # (B, C)
     if mixed is None:
         return nnf.cross_entropy(logits, target)
@@ -281,7 +303,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
 
 
 def _penalty(seen, margin, dtype):
-    """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where there is none yet."""
+    """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where
+    there is none yet."""
     if margin is None:
         margin = torch.inf
     margin = torch.as_tensor(margin, device=seen.device, dtype=dtype)
@@ -289,21 +312,25 @@ def _penalty(seen, margin, dtype):
 
 
 class FusedLoss(torch.autograd.Function):
-    """`compcos_loss` of the factorised cosines, with its gradients: no (B, S, O) tensor outlives a chunk of images.
+    """`compcos_loss` of the factorised cosines, with its gradients: no (B, S, O) tensor outlives a
+    chunk of images.
 
-    The softmax of a chunk is known as soon as its logits are, so its gradients are made while it is in the cache.
-    Memory: two chunks of max(1, ELEMENTS // C) images, whatever the batch. Equal to the plain form in the tests.
+    The softmax of a chunk is known as soon as its logits are, so its gradients are made while it is
+    in the cache. Memory: two chunks of max(1, ELEMENTS // C) images, whatever the batch. Equal to
+    the plain form in the tests.
     """
 
-    ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers a chunk: they stay in the cache; a GPU wants large kernels
+    # numbers a chunk: they stay in the cache; a GPU wants large kernels
+    ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 
     @staticmethod
     def forward(ctx, by_state, by_object, factor, penalty, target, second=None, share=None):
         """The mean cross-entropy of a batch, and (kept for `backward`) its gradients.
 
-        by_state (B, S) = x·a_s; by_object (B, O) = x·b_o; factor (S, O) = scale / |a_s + b_o|; penalty (S, O), what is
-        taken from each logit; target (B,); for mixed images second (B,) and share (B,).
-        The logits are z(s, o) = (by_state_s + by_object_o) · factor(s, o) - penalty(s, o).
+        by_state (B, S) = x·a_s; by_object (B, O) = x·b_o; factor (S, O) = scale / |a_s + b_o|;
+        penalty (S, O), what is taken from each logit; target (B,); for mixed images second (B,) and
+        share (B,). The logits are z(s, o) = (by_state_s + by_object_o) · factor(s, o) - penalty(s,
+        o).
         """
         batch, state_count = by_state.shape
         object_count = by_object.shape[1]
@@ -325,7 +352,8 @@ class FusedLoss(torch.autograd.Function):
             z = logits[:len(x)]
             torch.add(x, y, out=plus)
             flat = torch.addcmul(offset, plus, factor, out=z).flatten(1)  # (b, C)
-            # Cross-entropy = log Σ exp(z) - z(truth), with the greatest logit taken out so that exp does not overflow.
+            # Cross-entropy = log Σ exp(z) - z(truth), with the greatest logit taken out so that exp
+            # does not overflow.
             truth = target[part, None]
             logit = flat.gather(1, truth)
             if second is not None:
@@ -335,19 +363,22 @@ class FusedLoss(torch.autograd.Function):
             top = flat.amax(1, keepdim=True)
             total = flat.sub_(top).exp_().sum(1, keepdim=True)  # flat now holds exp(z - top)
             loss += (total.log() + top - logit).sum()
-            # d loss / d z = softmax - truth. Times `total`, which is divided out at the end: one pass fewer.
+            # d loss / d z = softmax - truth. Times `total`, which is divided out at the end: one
+            # pass fewer.
             if second is None:
                 flat.scatter_add_(1, truth, -total)
             else:
                 flat.scatter_add_(1, truth, -total * weight)
                 flat.scatter_add_(1, other, -total * (1 - weight))
             each = (total * batch).reciprocal_()  # (b, 1)
-            # z = plus · factor - penalty, so d/d plus = d/dz · factor, and d/d factor = Σ over images of d/dz · plus.
+            # z = plus · factor - penalty, so d/d plus = d/dz · factor, and d/d factor = Σ over
+            # images of d/dz · plus.
             z.mul_(factor)
             grad_state[part] = z.sum(2) * each
             grad_object[part] = z.sum(1) * each
             grad_factor.addmv_(z.mul_(plus).flatten(1).T, each[:, 0])
-        grad_factor = grad_factor.view(state_count, object_count).div_(factor)  # z had been multiplied by factor
+        # z had been multiplied by factor
+        grad_factor = grad_factor.view(state_count, object_count).div_(factor)
         ctx.save_for_backward(grad_state, grad_object, grad_factor)
         return loss / batch
 
@@ -361,28 +392,33 @@ class FusedLoss(torch.autograd.Function):
 class TrainingLoss(nn.Module):
     """What training minimises, and what changes from epoch to epoch.
 
-    closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch; after each epoch ρ comes
-    from the present embeddings and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's
-    α = 0). `plain` trains by `compcos_loss` as it stands instead of the fused form: the numbers are the same up to
-    rounding, so this is where to try a loss of your own.
+    closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch;
+    after each epoch ρ comes from the present embeddings and α grows linearly to `margin` at epoch
+    `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains by `compcos_loss` as it
+    stands instead of the fused form: the numbers are the same up to rounding, so this is where to
+    try a loss of your own.
 
-    Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is added to the logits
-    of the seen, n (S, O) = `images` of a composition in training (0 counts as 1); the share `mix_images` of a batch
-    is mixed with other images of it; `word_rate` multiplies the rate of the word embeddings.
+    Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
+    added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
+    1); the share `mix_images` of a batch is mixed with other images of it; `word_rate` multiplies
+    the rate of the word embeddings.
     """
 
-    def __init__(self, model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean", counts=0.0,
-                 images=None, mix_images=0.0, word_rate=1.0, plain=False):
+    def __init__(self, model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean",
+                 counts=0.0, images=None, mix_images=0.0, word_rate=1.0, plain=False):
         super().__init__()
         numbers = [scale, margin, warmup, counts, mix_images, word_rate]
         if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
-            raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: expected finite numbers, the "
+            raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: "
+                             "expected finite numbers, the "
                              "first above 0, the others 0 or more")
         if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
-            raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: expected a share of 0 to "
+            raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: "
+                             "expected a share of 0 to "
                              "1, a number above 0, and one of 0 or more")
         if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
-            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, state or object")
+            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, "
+                             "state or object")
         self.world = world
         self.scale = scale
         self.margin = margin
@@ -398,13 +434,16 @@ class TrainingLoss(nn.Module):
         if counts:
             offsets = counts * log_counts(seen, images).to(dtype)
         pairs = seen.nonzero()
-        position = torch.full((seen.numel(),), -1, device=device)  # of each composition among the seen
-        position[pairs[:, 0] * seen.shape[1] + pairs[:, 1]] = torch.arange(len(pairs), device=device)
+        # of each composition among the seen
+        position = torch.full((seen.numel(),), -1, device=device)
+        place = pairs[:, 0] * seen.shape[1] + pairs[:, 1]
+        position[place] = torch.arange(len(pairs), device=device)
         self.register_buffer("seen", seen, persistent=False)
         self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("position", position, persistent=False)
-        self.register_buffer("penalty", torch.zeros(seen.shape, device=device, dtype=dtype), persistent=False)
+        penalty = torch.zeros(seen.shape, device=device, dtype=dtype)
+        self.register_buffer("penalty", penalty, persistent=False)
         self.set_penalty(None)
 
     def forward(self, model, features, target):
@@ -422,7 +461,9 @@ class TrainingLoss(nn.Module):
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
         compositions = model.compositions()
         by_state, by_object = model.halves(features, compositions)
-        return FusedLoss.apply(by_state, by_object, self.scale * compositions[2], penalty, target, *(mixed or ()))
+        factor = self.scale * compositions[2]
+        second, share = mixed or (None, None)
+        return FusedLoss.apply(by_state, by_object, factor, penalty, target, second, share)
 
     def closed(self, model, features, target, mixed):
         """Eq. 2: only the seen compositions are scored, (B, P), and compete."""
@@ -444,12 +485,14 @@ class TrainingLoss(nn.Module):
         self.set_penalty(alpha * model.feasibility(self.seen, mix=self.mix))
 
     def set_penalty(self, margin):
-        """In place, for a captured step reads it: what is taken from the logits; None: the seen compete alone."""
+        """In place, for a captured step reads it: what is taken from the logits; None: the seen
+        compete alone."""
         self.penalty.copy_(self.scale * _penalty(self.seen, margin, self.penalty.dtype))
 
 
 def log_counts(seen, images):
-    """(S, O): log of the training images of each seen composition, less the mean of that; 0 for the unseen.
+    """(S, O): log of the training images of each seen composition, less the mean of that; 0 for the
+    unseen.
 
     images (S, O) counts; a seen composition without an image counts as one with one.
     """
@@ -459,10 +502,11 @@ def log_counts(seen, images):
 
 
 def mix_batch(features, target, share_mixed):
-    """Mix some images of a batch with others: features (B, F), second targets (B,), shares (B,) of the first.
+    """Mix some images of a batch with others: features (B, F), second targets (B,), shares (B,) of
+    the first.
 
-    Of each image with the chance `share_mixed`, λ is uniform in [1/2, 1], else 1; the image becomes λ times itself and
-    1 - λ times another one of the batch, drawn with replacement.
+    Of each image with the chance `share_mixed`, λ is uniform in [1/2, 1], else 1; the image becomes
+    λ times itself and 1 - λ times another one of the batch, drawn with replacement.
     """
     batch = len(features)
     partner = torch.randint(batch, (batch,), device=features.device)
@@ -474,21 +518,26 @@ def mix_batch(features, target, share_mixed):
 
 
 def load_published(state_dict):
-    """A `CompCos` from parameters under the published names: a state dict, a checkpoint, or a file of either.
+    """A `CompCos` from parameters under the published names: a state dict, a checkpoint, or a file
+    of either.
 
-    A checkpoint holds them under `net`, `state_dict` or `model`; names may begin with `module.`. Published files also
-    hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and nothing that runs code. ValueError: other
-    parameters.
+    A checkpoint holds them under `net`, `state_dict` or `model`; names may begin with `module.`.
+    Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and
+    nothing that runs code. ValueError: other parameters.
     """
     if not isinstance(state_dict, dict):
         state_dict = data.load_tensors(state_dict)
     try:
         weights = published_weights(state_dict)
-        layers = sorted({int(name.split(".")[2]) for name in weights if name.startswith("image_embedder.mod.")})
-        first, norm, last = (f"image_embedder.mod.{i}" for i in layers)
+        layers = set()
+        for name in weights:
+            if name.startswith("image_embedder.mod."):
+                layers.add(int(name.split(".")[2]))
+        first, norm, last = (f"image_embedder.mod.{i}" for i in sorted(layers))
         theirs = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm,
                   "image_embedder.4": last}
-        renamed = {"states": weights["attr_embedder.weight"], "objects": weights["obj_embedder.weight"]}
+        renamed = {"states": weights["attr_embedder.weight"],
+                   "objects": weights["obj_embedder.weight"]}
         for ours, name in theirs.items():
             for part in ("weight", "bias"):
                 renamed[f"{ours}.{part}"] = weights[f"{name}.{part}"]
@@ -496,29 +545,36 @@ def load_published(state_dict):
         model = CompCos(renamed["states"], renamed["objects"], feature_dim, hidden=hidden)
         model.load_state_dict(renamed)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in image_embedder.mod; attr_embedder, "
+        raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
+                         "image_embedder.mod; attr_embedder, "
                          f"obj_embedder, projection): {error}") from None
     return model.to(renamed["states"].dtype).eval()
 
 
 def published_weights(state_dict):
-    """The parameters themselves, {name: tensor}, of a state dict or of a checkpoint that nests one."""
+    """The parameters themselves, {name: tensor}, of a state dict or of a checkpoint that nests
+    one."""
     for key in ("net", "state_dict", "model"):
         if key in state_dict:
             state_dict = state_dict[key]
-    return {name.removeprefix("module."): torch.as_tensor(value) for name, value in state_dict.items()}
+    weights = {}
+    for name, value in state_dict.items():
+        weights[name.removeprefix("module.")] = torch.as_tensor(value)
+    return weights
 
 
 # ---- prediction ----
 
 
 def predict(model, features, *, k=5, candidates=None, bias=0.0):
-    """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N, k), best first, arrays.
+    """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N,
+    k), best first, arrays.
 
-    features: (N, F) array or tensor, or a list of image files where the model's checkpoint names its backbone.
-    candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at most their number. bias is added to
-    the unseen to rank them, not to the scores given; it needs the seen mask of a loaded checkpoint. ValueError: no
-    candidate, wrong shapes, features or a bias that are not finite.
+    features: (N, F) array or tensor, or a list of image files where the model's checkpoint names
+    its backbone. candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at
+    most their number. bias is added to the unseen to rank them, not to the scores given; it needs
+    the seen mask of a loaded checkpoint. ValueError: no candidate, wrong shapes, features or a bias
+    that are not finite.
     """
     indices, scores, _ = best_compositions(model, features, k=k, candidates=candidates, bias=bias)
     return indices, scores
@@ -526,22 +582,27 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
 
 @torch.no_grad()
 def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
-    """As `predict`, and the log of the softmax's denominator: log Σ exp(scale · score) over the candidates, (N,)."""
+    """As `predict`, and the log of the softmax's denominator: log Σ exp(scale · score) over the
+    candidates, (N,)."""
     device = model.states.device
     total = len(model.states) * len(model.objects)
     features = as_features(model, features)
     if candidates is None:
         candidates = torch.ones(total, dtype=torch.bool)
     allowed = torch.as_tensor(candidates).flatten()
-    if allowed.dtype != torch.bool or len(allowed) != total or not allowed.any() or k < 1 or not np.isfinite(bias):
-        raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)} with {int(allowed.sum())} allowed, k {k}, bias "
-                         f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, a finite bias")
+    is_mask = allowed.dtype == torch.bool and len(allowed) == total and allowed.any()
+    if not is_mask or k < 1 or not np.isfinite(bias):
+        raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)} with "
+                         f"{int(allowed.sum())} allowed, k {k}, bias "
+                         f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, "
+                         "a finite bias")
     k = min(k, int(allowed.sum()))
     hidden = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
     offset = hidden
     if bias:
         if model.checkpoint is None:
-            raise ValueError("a bias on the unseen needs to know the seen: load the model with CompCos.load(best.pt)")
+            raise ValueError("a bias on the unseen needs to know the seen: load the model with "
+                             "CompCos.load(best.pt)")
         offset = hidden + bias * ~model.checkpoint["seen"].flatten().to(device)
     indices = [torch.zeros(0, k, dtype=torch.int64)]
     values = [torch.zeros(0, k)]
@@ -557,15 +618,19 @@ def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
 
 
 def as_features(model, features):
-    """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other shapes, not finite."""
+    """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other
+    shapes, not finite."""
     if isinstance(features, (str, Path)):
         features = [features]
     if len(features) and isinstance(features[0], (str, Path)):
         features = experiment.features_like(model.checkpoint, list(features), model.states.device)
     features = torch.as_tensor(features, device=model.states.device).to(model.states.dtype)
-    if features.ndim != 2 or features.shape[1] != model.config["feature_dim"] or not features.isfinite().all():
-        raise ValueError(f"features of shape {tuple(features.shape)}, {int((~features.isfinite()).sum())} numbers not "
-                         f"finite: the model was trained on finite (N, {model.config['feature_dim']})")
+    is_table = features.ndim == 2 and features.shape[1] == model.config["feature_dim"]
+    if not is_table or not features.isfinite().all():
+        raise ValueError(f"features of shape {tuple(features.shape)}, "
+                         f"{int((~features.isfinite()).sum())} numbers not "
+                         "finite: the model was trained on finite (N, "
+                         f"{model.config['feature_dim']})")
     return features
 
 
@@ -573,21 +638,25 @@ PREDICTION = ("image", "rank", "state", "object", "score", "probability", "seen"
 
 
 def predict_images(model, images, features=None, *, top=5, candidates="open_masked"):
-    """The best compositions of images as rows, dicts of PREDICTION: what `--predict` prints and writes.
+    """The best compositions of images as rows, dicts of PREDICTION: what `--predict` prints and
+    writes.
 
-    `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given. `candidates` is one of
-    closed, open, open_masked, at the bias that was fixed on validation; compositions that the training folder names are
-    never hidden by the mask. `probability` is the softmax of the model's logits over the candidates, without bias.
+    `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given.
+    `candidates` is one of closed, open, open_masked, at the bias that was fixed on validation;
+    compositions that the training folder names are never hidden by the mask. `probability` is the
+    softmax of the model's logits over the candidates, without bias.
     """
     if candidates not in experiment.CANDIDATE_SETS:
-        raise ValueError(f"candidates are {candidates!r}: expected one of {', '.join(experiment.CANDIDATE_SETS)}")
+        raise ValueError(f"candidates are {candidates!r}: expected one of "
+                         f"{', '.join(experiment.CANDIDATE_SETS)}")
     if top < 1:
         raise ValueError(f"--top is {top}: expected the number of answers an image, 1 or more")
     checkpoint = model.checkpoint
     scale = checkpoint["settings"]["scale"]
     indices, scores, totals = best_compositions(
-        model, images if features is None else features, k=top, candidates=allowed_answers(checkpoint)[candidates],
-        bias=checkpoint["bias"][candidates], scale=scale)
+        model, images if features is None else features, k=top,
+        candidates=allowed_answers(checkpoint)[candidates], bias=checkpoint["bias"][candidates],
+        scale=scale)
     seen = checkpoint["seen"].flatten()
     rho = checkpoint["feasibility"].flatten()
     rows = []
@@ -595,14 +664,16 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
         for rank, (c, value) in enumerate(zip(columns.tolist(), values), 1):
             state, object_ = divmod(c, len(checkpoint["objects"]))
             rows.append(dict(
-                image=str(image), rank=rank, state=checkpoint["states"][state], object=checkpoint["objects"][object_],
-                score=float(value), probability=float(np.exp(scale * value - total)), seen=bool(seen[c]),
+                image=str(image), rank=rank, state=checkpoint["states"][state],
+                object=checkpoint["objects"][object_], score=float(value),
+                probability=float(np.exp(scale * value - total)), seen=bool(seen[c]),
                 feasibility=float(rho[c])))
     return rows
 
 
 def allowed_answers(checkpoint):
-    """The three masks (C,) bool of a loaded checkpoint; the hard mask hides nothing that the folder names."""
+    """The three masks (C,) bool of a loaded checkpoint; the hard mask hides nothing that the folder
+    names."""
     seen = checkpoint["seen"].flatten()
     feasible = checkpoint["feasibility"].flatten() >= checkpoint["threshold"]
     return dict(closed=checkpoint["closed"], open=torch.ones_like(seen),
@@ -610,49 +681,71 @@ def allowed_answers(checkpoint):
 
 
 def find_images(arguments):
-    """The image files that files, folders and patterns name, each once, in order. ValueError: nothing there."""
+    """The image files that files, folders and patterns name, each once, in order. ValueError:
+    nothing there."""
     found = []
     for argument in arguments:
         path = Path(argument)
         if path.is_dir():
-            images = sorted(image for image in path.rglob("*") if image.suffix.lower() in data.PHOTOS)
+            photos, _ = data.photo_files(path)
+            images = [path / photo for photo in photos]
         elif path.exists() or not glob.has_magic(argument):
             images = [path]  # a missing file is named, with all others, when it is opened
         else:
             images = sorted(Path(image) for image in glob.glob(argument, recursive=True))
         if not images:
-            raise ValueError(f"no image in {argument}: expected image files, folders of them or patterns as 'photos/*.jpg'")
+            raise ValueError(f"no image in {argument}: expected image files, folders of them or "
+                             "patterns as 'photos/*.jpg'")
         found += images
     return [str(image) for image in dict.fromkeys(found)]
 
 
+def features_of_files(checkpoint, options):
+    """(images, features (N, F)) of the image files that --predict names, without the broken ones if
+    these may be skipped."""
+    images = find_images(options.predict)
+    features = experiment.features_like(checkpoint, images, options.device, options.weights,
+                                        options.skip_broken)
+    readable = np.isfinite(features).all(1)
+    kept = []
+    broken = []
+    for image, is_readable in zip(images, readable):
+        if is_readable:
+            kept.append(image)
+        else:
+            broken.append(image)
+    if broken:
+        print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
+    return kept, features[readable]
+
+
+def features_of_table(options):
+    """(images, features (N, F)) of the file --features: all of it, or the names that --predict
+    gives."""
+    stored = data.read_features(options.features)
+    features = np.asarray(stored["features"], np.float32)
+    if not options.predict:
+        return stored["files"], features
+    rows = {name: row for row, name in enumerate(stored["files"])}
+    lacking = [name for name in options.predict if name not in rows]
+    if lacking:
+        raise ValueError(f"{options.features} has no features of {data.some(lacking)}; it names "
+                         f"{data.some(stored['files'], 3)}")
+    return options.predict, features[[rows[name] for name in options.predict]]
+
+
 def print_predictions(options):
-    """Predict for the command line: print the best compositions of each image, or write them to --csv."""
+    """Predict for the command line: print the best compositions of each image, or write --csv."""
     if not (options.checkpoint and (options.predict or options.features)):
-        raise ValueError("--checkpoint FILE and --predict IMAGE ... (or --features FILE) go together; a run goes on with "
-                         "--resume, and a model of other primitives is trained anew")
+        raise ValueError("--checkpoint FILE and --predict IMAGE ... (or --features FILE) go "
+                         "together; "
+                         "a run goes on with --resume, and a model of other primitives is trained "
+                         "anew")
     model = CompCos.load(options.checkpoint, options.device)
-    checkpoint = model.checkpoint
     if options.features:
-        stored = data.read_features(options.features)
-        images = stored["files"]
-        features = np.asarray(stored["features"], np.float32)
-        if options.predict:
-            rows = {name: row for row, name in enumerate(images)}
-            lacking = [name for name in options.predict if name not in rows]
-            if lacking:
-                raise ValueError(f"{options.features} has no features of {data.some(lacking)}; it names {data.some(images, 3)}")
-            images = options.predict
-            features = features[[rows[name] for name in images]]
+        images, features = features_of_table(options)
     else:
-        images = find_images(options.predict)
-        features = experiment.features_like(checkpoint, images, options.device, options.weights, options.skip_broken)
-        readable = np.isfinite(features).all(1)
-        broken = [image for image, is_readable in zip(images, readable) if not is_readable]
-        if broken:
-            print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
-        images = [image for image, is_readable in zip(images, readable) if is_readable]
-        features = features[readable]
+        images, features = features_of_files(model.checkpoint, options)
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
         with common.writing(options.csv) as file:
@@ -661,24 +754,27 @@ def print_predictions(options):
             writer.writerows(rows)
         print(f"{len(images):,} images, {len(rows):,} answers written to {options.csv}")
         return
-    count = int(allowed_answers(checkpoint)[options.candidates].sum())
-    print(f"{options.candidates}: {count:,} candidates, bias {checkpoint['bias'][options.candidates]:.3f} on the unseen "
-          "(from validation)")
+    count = int(allowed_answers(model.checkpoint)[options.candidates].sum())
+    bias = model.checkpoint["bias"][options.candidates]
+    print(f"{options.candidates}: {count:,} candidates, bias {bias:.3f} on the unseen (from "
+          "validation)")
     for row in rows:
         if row["rank"] == 1:
             print(row["image"])
         kind = "seen" if row["seen"] else f"unseen, feasibility {row['feasibility']:.2f}"
-        print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  ({kind})")
+        print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  "
+              f"({kind})")
 
 
 # ---- the command line ----
 
 
-# The published settings of each dataset. PUBLISHED are those that all share, and those that the strong recipe adds,
-# here switched off.
+# The published settings of each dataset. PUBLISHED are those that all share, and those that the
+# strong recipe adds, here switched off.
 PUBLISHED = dict(
-    recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5, mix="mean", hidden=768,
-    dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0, average=0.0, word_rate=1.0, patience=None)
+    recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
+    mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
+    average=0.0, word_rate=1.0, patience=None)
 OWN = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
@@ -690,7 +786,7 @@ FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_s
 STRONG = PUBLISHED | FOLDER | dict(
     recipe="strong",
     members=4,            # 8 gain 0.2 more, 16 another 0.2
-    scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence, so there is no temperature
+    scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence
     unit_images=False,
     dim=300,
     margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
@@ -705,9 +801,12 @@ STRONG = PUBLISHED | FOLDER | dict(
 
 
 def defaults(recipe=None):
-    """The settings of each dataset by name, "other": of a folder of one's own. None: published for the named, else strong."""
+    """The settings of each dataset by name, "other": of a folder of one's own. None: published for
+    the named, else strong."""
     if recipe == "strong":
-        return {name: STRONG | dict(vectors=own["vectors"]) for name, own in [*OWN.items(), ("other", OWN["mitstates"])]}
+        table = {name: STRONG | dict(vectors=own["vectors"]) for name, own in OWN.items()}
+        table["other"] = table["mitstates"]
+        return table
     table = {name: PUBLISHED | own for name, own in OWN.items()}
     table["other"] = PUBLISHED | OWN["mitstates"] | FOLDER
     if recipe is None:
@@ -722,33 +821,45 @@ def add_options(parser):
     """The options of CompCos alone."""
     experiment.add_options(parser)
     add = parser.add_argument_group("CompCos").add_argument
-    add("--recipe", choices=["published", "strong"], help="default: published for the named datasets, else strong")
-    add("--members", type=int, metavar="K", help="models whose scores are averaged (published 1, strong 4)")
+    add("--recipe", choices=["published", "strong"], help="default: published for the named "
+                                                          "datasets, else strong")
+    add("--members", type=int, metavar="K", help="models whose scores are averaged (published 1, "
+                                                 "strong 4)")
     add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
-    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: the paper's α = 0")
+    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: "
+                                                  "the paper's α = 0")
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
     add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
-    add("--plain-loss", action="store_true", help="train by compcos_loss as it stands, not by its fused form")
-    add("--patience", type=int, metavar="E", help="stop after so many epochs without a better validation AUC")
+    add("--plain-loss", action="store_true", help="train by compcos_loss as it stands, not by its "
+                                                  "fused form")
+    add("--patience", type=int, metavar="E", help="stop after so many epochs without a better "
+                                                  "validation AUC")
     add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
     add("--dropout", type=float)
     add("--hidden", type=int, help="width of ω")
-    add("--dim", type=int, metavar="D", help="numbers of the shared space (published: those of the vectors)")
-    add("--cosine", action="store_const", const=True, dest="unit_images", help="images of unit length")
-    add("--counts", type=float, metavar="W", help="W (log n - mean) is added to the logits of the seen")
+    add("--dim", type=int, metavar="D", help="numbers of the shared space (published: those of "
+                                             "the vectors)")
+    add("--cosine", action="store_const", const=True, dest="unit_images", help="images of unit "
+                                                                               "length")
+    add("--counts", type=float, metavar="W", help="W (log n - mean) is added to the logits of the "
+                                                  "seen")
     add("--mix-images", type=float, metavar="SHARE", help="of a batch, mixed with other images")
-    add("--average", type=float, metavar="DECAY", help="greatest decay of the average of weights; 0: none")
-    add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of the rest")
+    add("--average", type=float, metavar="DECAY", help="greatest decay of the average of weights; "
+                                                       "0: none")
+    add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of "
+                                                     "the rest")
 
 
 @common.command
 def main(argv=None):
     """Train and evaluate, or predict with a checkpoint."""
-    parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint and --predict, predict.")
+    parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint "
+                                                 "and --predict, predict.")
     add_options(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
-    add("--predict", nargs="+", metavar="IMAGE", help="image files, folders or patterns (or, with --features, names there)")
+    add("--predict", nargs="+", metavar="IMAGE", help="image files, folders or patterns (or, with "
+                                                      "--features, names there)")
     add("--csv", metavar="FILE", help="write the answers to a table instead of printing them")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
@@ -757,9 +868,11 @@ def main(argv=None):
     if options.checkpoint or options.predict:
         return print_predictions(options)
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
-    experiment.experiment(lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset, prepared.features,
-                          settings=prepared.settings, seeds=options.seed, device=prepared.device, out=prepared.out,
-                          resume=options.resume, save_scores=options.save_scores, eager=options.eager)
+    experiment.experiment(
+        lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
+        prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,
+        out=prepared.out, resume=options.resume, save_scores=options.save_scores,
+        eager=options.eager)
 
 
 def make_model(prepared, *, plain=False):
@@ -771,7 +884,8 @@ def make_model(prepared, *, plain=False):
     model = build(prepared.state_vectors, prepared.object_vectors, config).to(prepared.device)
     keywords = {key: settings[key] for key in (
         "world", "scale", "margin", "warmup", "mix", "counts", "mix_images", "word_rate")}
-    images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size).reshape(dataset.seen.shape)
+    images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
+    images = images.reshape(dataset.seen.shape)
     return model.set_training(dataset.seen, images=images, plain=plain, **keywords)
 
 

@@ -1,4 +1,5 @@
-"""The model, its losses and prediction against the plain form, the definition and the published answers."""
+"""The model, its losses and prediction against the plain form, the definition and the published
+answers."""
 
 import copy
 import json
@@ -11,8 +12,18 @@ import torch
 import features as image_features
 import train
 import experiment
-from compcos import (CompCos, FusedLoss, Members, PUBLISHED, build, compcos_loss, load_published, log_counts, mix_batch,
-                     predict)
+from compcos import (
+    CompCos,
+    FusedLoss,
+    Members,
+    PUBLISHED,
+    build,
+    compcos_loss,
+    load_published,
+    log_counts,
+    mix_batch,
+    predict,
+)
 from reference import plain_cosines
 
 HERE = Path(__file__).parent
@@ -22,7 +33,7 @@ def small(S=5, O=7, D=6, F=8, seed=0, dtype=torch.float32):
     """A small model in evaluation mode, a batch, its targets, and a seen mask that holds them."""
     torch.manual_seed(seed)
     model = CompCos(torch.randn(S, D), torch.randn(O, D), F, hidden=12).to(dtype).eval()
-    seen = torch.rand(S, O) < .4
+    seen = torch.rand(S, O) < 0.4
     seen[torch.arange(S), torch.arange(S) % O] = True
     target = seen.flatten().nonzero()[torch.randint(int(seen.sum()), (9,)), 0]
     return model, torch.randn(9, F, dtype=dtype), target, seen
@@ -36,17 +47,20 @@ def gradients(model, value):
 
 
 def oppose(model, distance):
-    """Move object i so that b_i = -a_i up to `distance` times |a_i|: the norm of their sum then nearly cancels."""
+    """Move object i so that b_i = -a_i up to `distance` times |a_i|: the norm of their sum then
+    nearly cancels."""
     of_state, of_object = model.projection.weight.detach().double().chunk(2, dim=1)
     a = model.states.detach().double() @ of_state.T + model.projection.bias.detach().double()
     count = min(len(model.states), len(model.objects))
     noise = torch.randn_like(a[:count])
-    wanted = -a[:count] + distance * noise / noise.norm(dim=1, keepdim=True) * a[:count].norm(dim=1, keepdim=True)
+    wanted = -a[:count] + distance * noise / noise.norm(dim=1, keepdim=True) * a[:count].norm(
+        dim=1, keepdim=True
+    )
     with torch.no_grad():
         model.objects[:count] = torch.linalg.solve(of_object, wanted.T).T.to(model.objects.dtype)
 
 
-@pytest.mark.parametrize("distance", [None, .3, 1e-2])
+@pytest.mark.parametrize("distance", [None, 0.3, 1e-2])
 def test_factorised_equals_plain_in_float64(distance):
     model, x, target, seen = small(dtype=torch.float64)
     if distance:
@@ -54,22 +68,31 @@ def test_factorised_equals_plain_in_float64(distance):
     weight = torch.randn(9, 5, 7, dtype=torch.float64)
     fast, plain = model(x), plain_cosines(model, x)
     torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
-    first, second = (gradients(model, (cosines * weight).sum()) for cosines in (fast, plain_cosines(model, x)))
+    first, second = (
+        gradients(model, (cosines * weight).sum()) for cosines in (fast, plain_cosines(model, x))
+    )
     assert (first - second).norm() <= 1e-10 * second.norm()
     assert fast.abs().max() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("distance", [None, .3, 1e-2])
+@pytest.mark.parametrize("distance", [None, 0.3, 1e-2])
 def test_factorised_is_as_exact_as_plain_in_float32(distance):
-    """Against float64 from the same parameters: within 1e-5, or, where b_o is nearly -a_s, no worse than the plain form."""
+    """Against float64 from the same parameters: within 1e-5, or, where b_o is nearly -a_s, no worse
+    than the plain form."""
     model, x, target, seen = small(S=20, O=20, D=50, seed=1)
     if distance:
         oppose(model, distance)
     exact = copy.deepcopy(model).double()
     weight = torch.randn(9, 20, 20)
-    for measure in (lambda m, y, form: form(m, y).detach().flatten(), lambda m, y, form: gradients(m, (form(m, y) * weight.to(y)).sum())):
+    for measure in (
+        lambda m, y, form: form(m, y).detach().flatten(),
+        lambda m, y, form: gradients(m, (form(m, y) * weight.to(y)).sum()),
+    ):
         truth = measure(exact, x.double(), plain_cosines)
-        plain, fast = ((measure(model, x, form) - truth).norm() / truth.norm() for form in (plain_cosines, lambda m, y: m(y)))
+        plain, fast = (
+            (measure(model, x, form) - truth).norm() / truth.norm()
+            for form in (plain_cosines, lambda m, y: m(y))
+        )
         assert fast <= max(1e-5 if distance is None else 0, 3 * plain)
 
 
@@ -78,38 +101,51 @@ def test_factorised_is_as_exact_as_plain_in_float32(distance):
 def test_fused_loss_equals_plain(chunk, dtype, tolerance, monkeypatch):
     monkeypatch.setitem(FusedLoss.ELEMENTS, "cpu", chunk)
     model, x, target, seen = small(dtype=dtype)
-    oppose(model, .3)
+    oppose(model, 0.3)
     for epoch in (0, 1, 20):  # before the first update, in the warm-up, after it
-        model.set_training(seen, scale=20.0, margin=.4, warmup=15)
+        model.set_training(seen, scale=20.0, margin=0.4, warmup=15)
         if epoch:
             model.after_epoch(epoch)
-        margin = None if not epoch else .4 * min(1, epoch / 15) * torch.as_tensor(model.feasibility(seen))
+        margin = (
+            None
+            if not epoch
+            else 0.4 * min(1, epoch / 15) * torch.as_tensor(model.feasibility(seen))
+        )
         fused = model.loss(x, target)
         plain = compcos_loss(plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin)
         assert abs(fused - plain) <= tolerance * plain
-        first, second = gradients(model, model.loss(x, target)), gradients(model, compcos_loss(
-            plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin))
+        first, second = (
+            gradients(model, model.loss(x, target)),
+            gradients(
+                model,
+                compcos_loss(plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin),
+            ),
+        )
         assert (first - second).norm() <= tolerance * second.norm()
 
 
 def test_loss_from_the_definition():
-    """Eq. 7 and 8 written out for one image; before the margins only the seen compete, which is Eq. 2."""
+    """Eq. 7 and 8 written out for one image; before the margins only the seen compete, which is Eq.
+    2."""
     cosines, rho = torch.rand(1, 2, 3) * 2 - 1, torch.rand(2, 3)
     seen = torch.tensor([[True, False, True], [False, False, True]])
-    logits = 20 * torch.where(seen, cosines[0], cosines[0] - .4 * rho)
+    logits = 20 * torch.where(seen, cosines[0], cosines[0] - 0.4 * rho)
     expected = -torch.log(torch.exp(logits[1, 2]) / torch.exp(logits).sum())
-    found = compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen, margin=.4 * rho)
+    found = compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen, margin=0.4 * rho)
     torch.testing.assert_close(found, expected)
     only = -torch.log(torch.exp(20 * cosines[0, 1, 2]) / torch.exp(20 * cosines[0][seen]).sum())
-    torch.testing.assert_close(compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen), only)
+    torch.testing.assert_close(
+        compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen), only
+    )
 
 
 def test_sign_of_the_margin():
-    """Raising ρ of an unseen composition lowers its logit in training, so that it is pushed away less."""
+    """Raising ρ of an unseen composition lowers its logit in training, so that it is pushed away
+    less."""
     seen, share = torch.tensor([[True, False, False]]), []
-    for rho in (-.5, 0., .5, 1.):
-        cosines = torch.full((1, 1, 3), .5, requires_grad=True)
-        margin = torch.tensor([[0., rho, .2]])
+    for rho in (-0.5, 0.0, 0.5, 1.0):
+        cosines = torch.full((1, 1, 3), 0.5, requires_grad=True)
+        margin = torch.tensor([[0.0, rho, 0.2]])
         loss = compcos_loss(cosines, torch.tensor([0]), scale=1.0, seen=seen, margin=margin)
         loss.backward()
         share.append(float(cosines.grad[0, 0, 1]))
@@ -118,8 +154,15 @@ def test_sign_of_the_margin():
 
 def golden():
     """The published model's parameters, batch and answers."""
-    arrays, answers = dict(np.load(HERE / "tests/data/model.npz")), json.loads((HERE / "tests/data/model.json").read_text())
-    weights = {name.removeprefix("param/"): torch.as_tensor(value) for name, value in arrays.items() if name.startswith("param/")}
+    arrays, answers = (
+        dict(np.load(HERE / "tests/data/model.npz")),
+        json.loads((HERE / "tests/data/model.json").read_text()),
+    )
+    weights = {
+        name.removeprefix("param/"): torch.as_tensor(value)
+        for name, value in arrays.items()
+        if name.startswith("param/")
+    }
     return weights, arrays, answers["losses"]
 
 
@@ -127,10 +170,17 @@ def test_published_model():
     weights, arrays, answers = golden()
     model, x = load_published(weights), torch.as_tensor(arrays["x"])
     np.testing.assert_allclose(model(x).detach(), arrays["cosine"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(model.feasibility(arrays["seen"]), arrays["feasibility"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        model.feasibility(arrays["seen"]), arrays["feasibility"], rtol=0, atol=1e-6
+    )
     target = torch.as_tensor(arrays["state"] * 12 + arrays["object"])
-    names = {"image_embedder.mod.0": "image_embedder.0", "image_embedder.mod.1": "image_embedder.1",
-             "image_embedder.mod.3": "image_embedder.4", "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    names = {
+        "image_embedder.mod.0": "image_embedder.0",
+        "image_embedder.mod.1": "image_embedder.1",
+        "image_embedder.mod.3": "image_embedder.4",
+        "attr_embedder.weight": "states",
+        "obj_embedder.weight": "objects",
+    }
     for setting, answer in answers.items():
         world = "closed" if setting.startswith("closed") else "open"
         model.set_training(arrays["seen"], world=world, scale=50.0, margin=1.0, warmup=15)
@@ -147,12 +197,15 @@ def test_published_model():
 
 
 def test_published_files_load(tmp_path):
-    """A checkpoint as published: parameters under `net` beside a NumPy scalar; the last layer at 4 where dropout counts."""
+    """A checkpoint as published: parameters under `net` beside a NumPy scalar; the last layer at 4
+    where dropout counts."""
     weights, arrays, _ = golden()
     weights = {name.replace("mod.3", "mod.4"): value for name, value in weights.items()}
-    torch.save({"net": weights, "AUC": np.float64(.3)}, tmp_path / "published.t7")
+    torch.save({"net": weights, "AUC": np.float64(0.3)}, tmp_path / "published.t7")
     model = load_published(tmp_path / "published.t7")
-    np.testing.assert_allclose(model(torch.as_tensor(arrays["x"])).detach(), arrays["cosine"], atol=1e-6)
+    np.testing.assert_allclose(
+        model(torch.as_tensor(arrays["x"])).detach(), arrays["cosine"], atol=1e-6
+    )
     for wrong in ({"weight": torch.zeros(3)}, {"net": 3}, {"a": "b"}):
         with pytest.raises(ValueError, match="not a published CompCos"):
             load_published(wrong)
@@ -161,8 +214,12 @@ def test_published_files_load(tmp_path):
 def test_cosines_of_chosen_pairs():
     model, x, _, _ = small(dtype=torch.float64)
     pairs = np.array([[4, 6], [0, 0], [4, 6]])
-    torch.testing.assert_close(model.cosines(x, pairs), model(x)[:, pairs[:, 0], pairs[:, 1]], rtol=0, atol=1e-12)
-    torch.testing.assert_close(model.embed_compositions(pairs).norm(dim=1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        model.cosines(x, pairs), model(x)[:, pairs[:, 0], pairs[:, 1]], rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        model.embed_compositions(pairs).norm(dim=1), torch.ones(3, dtype=torch.float64)
+    )
 
 
 def test_predict_ranks_by_biased_cosine():
@@ -170,14 +227,22 @@ def test_predict_ranks_by_biased_cosine():
     model.checkpoint = dict(seen=seen)
     cosines = model(x).detach().flatten(1).numpy()
     allowed = np.arange(35) % 3 > 0
-    ranked = np.where(allowed, cosines + .3 * ~seen.flatten().numpy(), -np.inf).argsort(1)[:, ::-1][:, :4]
-    indices, scores = predict(model, x.numpy(), k=4, candidates=allowed, bias=.3)
+    ranked = np.where(allowed, cosines + 0.3 * ~seen.flatten().numpy(), -np.inf).argsort(1)[
+        :, ::-1
+    ][:, :4]
+    indices, scores = predict(model, x.numpy(), k=4, candidates=allowed, bias=0.3)
     np.testing.assert_array_equal(indices, ranked)
     np.testing.assert_allclose(scores, np.take_along_axis(cosines, ranked, 1), rtol=1e-6)
-    assert predict(model, x, k=99, candidates=allowed)[0].shape == (9, allowed.sum()) and predict(model, x[:0])[0].shape == (0, 5)
+    assert predict(model, x, k=99, candidates=allowed)[0].shape == (9, allowed.sum()) and predict(
+        model, x[:0]
+    )[0].shape == (0, 5)
     assert not model.training and predict(model.train(), x) and model.training
-    for wrong, message in ((dict(k=0), "k 0"), (dict(bias=np.inf), "inf"), (dict(candidates=np.ones(3, bool)), "35"),
-                           (dict(candidates=np.zeros(35, bool)), "0 allowed")):
+    for wrong, message in (
+        (dict(k=0), "k 0"),
+        (dict(bias=np.inf), "inf"),
+        (dict(candidates=np.ones(3, bool)), "35"),
+        (dict(candidates=np.zeros(35, bool)), "0 allowed"),
+    ):
         with pytest.raises(ValueError, match=message):
             predict(model, x, **wrong)
     for wrong in (x[:, :3], x * torch.nan):
@@ -185,8 +250,19 @@ def test_predict_ranks_by_biased_cosine():
             predict(model, wrong)
 
 
-@pytest.mark.parametrize("wrong", [dict(scale=0.0), dict(margin=-.1), dict(warmup=-1), dict(scale=float("nan")),
-                                   dict(world="Closed"), dict(mix="median"), dict(mix_images=2.0), dict(word_rate=0.0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(scale=0.0),
+        dict(margin=-0.1),
+        dict(warmup=-1),
+        dict(scale=float("nan")),
+        dict(world="Closed"),
+        dict(mix="median"),
+        dict(mix_images=2.0),
+        dict(word_rate=0.0),
+    ],
+)
 def test_training_refuses(wrong):
     model, _, _, seen = small()
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -194,18 +270,26 @@ def test_training_refuses(wrong):
 
 
 def test_model_refuses_vectors():
-    for states, objects in ((np.ones((2, 3)), np.ones((2, 4))), (np.ones(3), np.ones((2, 3))), (np.full((2, 3), np.nan), np.ones((2, 3)))):
+    for states, objects in (
+        (np.ones((2, 3)), np.ones((2, 4))),
+        (np.ones(3), np.ones((2, 3))),
+        (np.full((2, 3), np.nan), np.ones((2, 3))),
+    ):
         with pytest.raises(ValueError, match="vectors"):
             CompCos(states, objects, 4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_captured_step_equals_eager():
-    """On CUDA: the captured step and the same code run eagerly give the same weights, a short last batch included."""
+    """On CUDA: the captured step and the same code run eagerly give the same weights, a short last
+    batch included."""
     device, results = image_features.pick_device("cuda"), []
     for batch in (9, 64):  # 64: batches are never full, so nothing is captured
         model, x, _, seen = small(F=8)
-        model, x = model.to(device), torch.randn(9 * 8 + 4, 8, generator=torch.Generator().manual_seed(1)).to(device)
+        model, x = (
+            model.to(device),
+            torch.randn(9 * 8 + 4, 8, generator=torch.Generator().manual_seed(1)).to(device),
+        )
         target = seen.flatten().nonzero()[:, 0].to(device)
         target = target[torch.arange(len(x), device=device) % len(target)]
         model.set_training(seen)
@@ -214,7 +298,9 @@ def test_captured_step_equals_eager():
         step, total = train.stepper(model, adam, x, target, batch)
         for i in range(0, len(x), 9):
             step(torch.arange(i, min(i + 9, len(x)), device=device))
-        results.append([parameter.detach().cpu() for parameter in model.parameters()] + [total.cpu()])
+        results.append(
+            [parameter.detach().cpu() for parameter in model.parameters()] + [total.cpu()]
+        )
     for captured, eager in zip(*results):
         torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-6)
 
@@ -226,10 +312,13 @@ STRONG = dict(scale=2.6, margin=7.2 / 2.6, warmup=2, counts=0.5, word_rate=10.0)
 
 
 def strong(dtype=torch.float64, **settings):
-    """A small model of the strong recipe without dropout, its batch and how often each composition is met."""
+    """A small model of the strong recipe without dropout, its batch and how often each composition
+    is met."""
     _, x, target, seen = small(dtype=dtype)
     torch.manual_seed(3)
-    model = CompCos(torch.randn(5, 6), torch.randn(7, 6), 8, hidden=12, dropout=0.0, dim=9, unit_images=False).to(dtype)
+    model = CompCos(
+        torch.randn(5, 6), torch.randn(7, 6), 8, hidden=12, dropout=0.0, dim=9, unit_images=False
+    ).to(dtype)
     images = torch.randint(0, 50, (5, 7))
     return model.set_training(seen, images=images, **(STRONG | settings)), x, target, seen, images
 
@@ -262,7 +351,8 @@ def test_strong_loss_equals_the_plain_form(epoch, mix_images):
 
 
 def test_offsets_from_the_equations():
-    """+ (log n - mean over the seen) / 2 on the seen, - 7.2 ρ on the unseen; a seen pair without an image counts as one."""
+    """+ (log n - mean over the seen) / 2 on the seen, - 7.2 ρ on the unseen; a seen pair without an
+    image counts as one."""
     model, x, target, seen, images = strong()
     model.after_epoch(9)
     rho = torch.as_tensor(model.feasibility(seen))
@@ -270,27 +360,42 @@ def test_offsets_from_the_equations():
     offset = torch.where(seen, 0.5 * (logs - logs[seen].mean()), -7.2 * rho)
     expected = torch.nn.functional.cross_entropy((2.6 * model(x) + offset).flatten(1), target)
     torch.testing.assert_close(model.loss(x, target), expected)
-    torch.testing.assert_close(log_counts(seen, images)[seen].mean(), torch.zeros((), dtype=torch.float64))
+    torch.testing.assert_close(
+        log_counts(seen, images)[seen].mean(), torch.zeros((), dtype=torch.float64)
+    )
 
 
 def test_mixing():
-    """Half of the images, λ uniform in [1/2, 1]; each is λ times itself and 1 - λ times the partner of its second target."""
+    """Half of the images, λ uniform in [1/2, 1]; each is λ times itself and 1 - λ times the partner
+    of its second target."""
     torch.manual_seed(0)
     features = torch.arange(20000.0)[:, None]
     mixed, second, share = mix_batch(features, torch.arange(20000), 0.5)
     touched = share < 1
-    assert abs(touched.float().mean() - .5) < .02 and share.min() >= .5
-    assert abs(share[touched].mean() - .75) < .01
-    torch.testing.assert_close(mixed[:, 0], share * features[:, 0] + (1 - share) * second, rtol=1e-5, atol=1e-2)
+    assert abs(touched.float().mean() - 0.5) < 0.02 and share.min() >= 0.5
+    assert abs(share[touched].mean() - 0.75) < 0.01
+    torch.testing.assert_close(
+        mixed[:, 0], share * features[:, 0] + (1 - share) * second, rtol=1e-5, atol=1e-2
+    )
 
 
 def test_mixed_truths_weigh_by_their_share():
     cosines = torch.randn(4, 2, 3)
     seen = torch.ones(2, 3, dtype=torch.bool)
-    target, second, share = torch.tensor([0, 1, 2, 3]), torch.tensor([5, 1, 0, 4]), torch.tensor([.5, .7, 1., .9])
+    target, second, share = (
+        torch.tensor([0, 1, 2, 3]),
+        torch.tensor([5, 1, 0, 4]),
+        torch.tensor([0.5, 0.7, 1.0, 0.9]),
+    )
     found = compcos_loss(cosines, target, scale=3.0, seen=seen, mixed=(second, share))
     logs = (3 * cosines).flatten(1).log_softmax(1)
-    expected = -sum(w * logs[i, a] + (1 - w) * logs[i, b] for i, (a, b, w) in enumerate(zip(target, second, share))) / 4
+    expected = (
+        -sum(
+            w * logs[i, a] + (1 - w) * logs[i, b]
+            for i, (a, b, w) in enumerate(zip(target, second, share))
+        )
+        / 4
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -310,16 +415,19 @@ def trained(config, settings, *, seed=0, epochs=3, average=0.0):
 
 
 def test_every_switch_set_back_is_the_published_recipe():
-    """The settings of PUBLISHED, given as the command line gives them, change nothing of what the published model does."""
+    """The settings of PUBLISHED, given as the command line gives them, change nothing of what the
+    published model does."""
     config = {key: PUBLISHED[key] for key in ("dropout", "dim", "unit_images", "members")}
     settings = {key: PUBLISHED[key] for key in ("counts", "mix_images", "word_rate")}
-    back = trained(config, dict(scale=20.0, margin=.4, warmup=2) | settings)
-    assert torch.equal(back, trained({}, dict(scale=20.0, margin=.4, warmup=2)))
+    back = trained(config, dict(scale=20.0, margin=0.4, warmup=2) | settings)
+    assert torch.equal(back, trained({}, dict(scale=20.0, margin=0.4, warmup=2)))
 
 
 def test_training_by_the_plain_loss_is_training_by_the_fused():
     """Three epochs; `--plain-loss` is where an edit of compcos_loss changes training."""
-    fused, plain = (trained({}, dict(scale=20.0, margin=.4, warmup=2, plain=plain)) for plain in (False, True))
+    fused, plain = (
+        trained({}, dict(scale=20.0, margin=0.4, warmup=2, plain=plain)) for plain in (False, True)
+    )
     torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
 
 
@@ -328,7 +436,9 @@ def test_an_own_loss_is_live(monkeypatch):
     import compcos
 
     def smoothed(cosines, target, *, scale, **_):
-        return torch.nn.functional.cross_entropy(scale * cosines.flatten(1), target, label_smoothing=0.1)
+        return torch.nn.functional.cross_entropy(
+            scale * cosines.flatten(1), target, label_smoothing=0.1
+        )
 
     before = trained({}, dict(plain=True))
     monkeypatch.setattr(compcos, "compcos_loss", smoothed)
@@ -337,7 +447,7 @@ def test_an_own_loss_is_live(monkeypatch):
 
 def test_members_are_models_trained_apart():
     """Two members without dropout end where each would alone, and score as their mean."""
-    settings = dict(scale=20.0, margin=.4, warmup=2)
+    settings = dict(scale=20.0, margin=0.4, warmup=2)
     torch.manual_seed(7)
     states, objects = torch.randn(5, 6), torch.randn(7, 6)
     together = build(states, objects, dict(feature_dim=8, hidden=12, dropout=0.0, members=2))
@@ -374,13 +484,14 @@ def test_weight_average_from_its_definition():
 
 
 def test_threshold_hides_at_most_a_twentieth():
-    """Over draws of what exists, validation and another composition alike: 5 % hidden on average; none below 19."""
+    """Over draws of what exists, validation and another composition alike: 5 % hidden on average;
+    none below 19."""
     random = np.random.default_rng(0)
     for n in (19, 51, 130):
         hidden = []
         for _ in range(4000):
             rho = random.normal(size=n + 1)
             hidden.append(rho[n] < experiment.greatest_threshold(rho[:n]))
-        assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** .5
+        assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** 0.5
     assert experiment.greatest_threshold(random.normal(size=18)) is None
     assert experiment.greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
