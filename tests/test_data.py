@@ -133,6 +133,8 @@ def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
     assert data.load(publish(tmp_path / "x", rows=rows)).notes == [
         "no val image shows an unseen composition: only the seen half can be evaluated",
         "no test image shows an unseen composition: only the seen half can be evaluated",
+        "1 val row repeating an image and its composition: each row counts",
+        "2 test rows repeating an image and its composition: each row counts",
         "1 image in more than one set"]
 
 
@@ -140,7 +142,7 @@ def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
     (lambda f: (f / data.SPLIT / "val_pairs.txt").unlink(), ["val_pairs.txt is missing"]),
     (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("\n"), ["val_pairs.txt is empty"]),
     (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("wet dog\nwet\nwet old dog"), ["line 2 'wet'", "line 3"]),
-    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"), ["val_pairs.txt: 'utf-8'"]),
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"), ["val_pairs.txt is not in UTF-8"]),
     (lambda f: (f / f"metadata_{data.SPLIT}.t7").unlink(), ["t7 is missing"]),
     (lambda f: (f / f"metadata_{data.SPLIT}.t7").write_text("<html>"), ["no torch.save of a list of dicts"]),
     (lambda f: torch.save([{"image": "1"}], f / f"metadata_{data.SPLIT}.t7"), ["attr, obj, set (KeyError: 'attr')"]),
@@ -171,11 +173,12 @@ def test_empty_sets_and_metadata_of_other_pairs(tmp_path):
 
 
 def test_unknown_names_and_missing_folders(tmp_path, capsys):
-    for name, words in ("utzappos", "--download"), ("zappo", "utzappos, mitstates, cgqa"):
+    for name, words in ("utzappos", "python download.py utzappos"), ("zappo", "utzappos, mitstates, cgqa"):
         with pytest.raises(FileNotFoundError, match=words):
             data.load(name, tmp_path)
         status, output = check(capsys, name, "--data-root", tmp_path)
-        assert status == 2 and output.startswith("error: no dataset") and output.count("\n") == 1
+        assert status == 2 and output.startswith("error: no dataset")
+        assert output.count("\n") == (8 if name == "utzappos" else 1)
 
 
 def test_feasible_pairs(tmp_path):
@@ -197,7 +200,8 @@ def test_images_csv(tmp_path):
     (semicolon / "images.csv").write_bytes(f"\ufeffSplit;Comment;object;state;image\r\n{swapped}\r\n".encode())
     for folder in comma, semicolon:
         dataset = data.load(folder)
-        assert dataset.name == folder.name and dataset.notes == ["1 row with NA skipped"]
+        assert dataset.name == folder.name and dataset.notes[0] == "1 row with NA skipped"
+        assert all("shows a seen composition" in note for note in dataset.notes[1:])
         assert names(dataset, "train") == [("a/1.jpg", "dark red", "car"), ("a/2.jpg", "blue", "bus")]
         assert names(dataset, "val") == [("3.jpg", "blue", "car"), ("6.jpg", "blue", "car")]
         assert dataset.pairs["test"].tolist() == [[1, 0]]
@@ -244,7 +248,9 @@ def test_check_prints_counts_and_every_problem(tmp_path, capsys):
         "train              4       0         4         4         0",
         "val                1       1         2         1         1",
         "test               1       2         3         1         2",
-        "note: 1 row with NA skipped"]
+        "note: 1 row with NA skipped",
+        f"next: python compcos.py --dataset cgqa --data-root {tmp_path} --vectors random   # better: "
+        "a file of word vectors, or glove, word2vec, fasttext (see download.py)"]
     for image in "5.jpg", "a/1.jpg":
         (folder / "images" / image).unlink()
     (folder / data.SPLIT / "test_pairs.txt").unlink()
@@ -252,13 +258,13 @@ def test_check_prints_counts_and_every_problem(tmp_path, capsys):
     status, output = check(capsys, folder)
     problems = [line for line in output.splitlines() if line.startswith("problem: ")]
     assert status == 1 and len(problems) == 3 and "test_pairs.txt is missing" in problems[0]
-    assert "features.npz has no readable `files`" in problems[1]
+    assert "features.npz: not a NumPy .npz archive" in problems[1]
     assert "2 of 7 images" in problems[2] and problems[2].endswith("a/1.jpg, 5.jpg")
 
 
 @pytest.mark.parametrize("save", [
     lambda folder, files: np.savez(folder / "features.npz", files=files, features=np.zeros((len(files), 4))),
-    lambda folder, files: torch.save({"files": files, "features": torch.ones(9, 4)}, folder / "resnet18_featurers.t7")])
+    lambda folder, files: torch.save({"files": files, "features": torch.ones(len(files), 4)}, folder / "resnet18_featurers.t7")])
 def test_features_do_instead_of_images(tmp_path, capsys, save):
     folder = publish(tmp_path / "x", photos=False)
     save(folder, [f".\\{row[0]}" for row in ROWS])
@@ -324,7 +330,7 @@ def test_divide():
         own = {phase: {pair for pair, its in zip(pairs, split) if its == phase} for phase in data.PHASES}
         assert all({pair[part] for pair in own["train"]} == {pair[part] for pair in pairs} for part in (0, 1))
         unseen = [own[phase] - own["train"] for phase in ("val", "test")]
-        assert len(unseen[0]) == len(unseen[1]) == round(0.15 * len(set(pairs))) and not unseen[0] & unseen[1]
+        assert len(unseen[0]) == len(unseen[1]) == round(0.2 * len(set(pairs))) and not unseen[0] & unseen[1]
         assert all(its == "val" for pair, its in zip(pairs, split) if pair in unseen[0])
         old = Counter(its for pair, its in zip(pairs, split) if pair in own["train"])
         assert old["val"] == old["test"] == round(0.15 * old.total())
