@@ -366,6 +366,8 @@ def read_metadata(file, problems, keys=METADATA_KEYS):
     rows = []
     try:
         for row in load_tensors(file):
+            if not isinstance(row, dict):
+                raise TypeError(f"found a {type(row).__name__}")
             rows.append(tuple(as_text(row[key]) for key in keys))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
@@ -704,7 +706,7 @@ def reason(error):
     """What an exception says, without the advice of NumPy and torch to load unsafely."""
     text = " ".join(str(error).split())
     if "allow_pickle" in text or "weights_only" in text:
-        return "it holds Python objects other than plain data, which are not loaded"
+        return "Object arrays or other Python objects: only plain data are loaded"
     return f"{type(error).__name__}: {text[:100]}"
 
 
