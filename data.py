@@ -1,44 +1,74 @@
-"""Compositions, splits and images of a dataset: `python data.py DATASET|FOLDER` says what is there and what is wrong.
+"""Compositions, splits and images of a dataset.
 
-A folder has the layout that this field's repositories share (`compositional-split-natural/*_pairs.txt`, a metadata
-`.t7`, `images/`) or an `images.csv` with the columns image, state, object, split.
-N images, S states, O objects, C = S*O compositions, P pairs; composition (s, o) = s*O + o; a phase is a set of images.
+    python data.py DATASET|FOLDER                 # says what is there, and what is wrong
+    python data.py FOLDER --make-split            # own photos in folders -> images.csv with a split
+
+A folder has the layout that this field's repositories share
+(`compositional-split-natural/*_pairs.txt`, a metadata `.t7`, `images/`),
+or an `images.csv` with the columns image, state, object, split.
+
+N images, S states, O objects, C = S*O compositions, P pairs, F numbers a feature;
+composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
 """
 
 import argparse
 import csv
 import io
+import os
+import re
+import shlex
 import sys
+import unicodedata
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import PIL.features
 import torch
+from PIL import Image
 
 import common
 
 PHASES = "train", "val", "test"
-FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa"}
+FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa", "shapes": "shapes"}
+DRAWN = "shapes"  # the one of these that is drawn and not downloaded
 SPLIT = "compositional-split-natural"
-SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing": "test",
-            "train": "train", "val": "val", "test": "test"}  # what an images.csv may call them, in any case
+METADATA = f"metadata_{SPLIT}.t7"
+METADATA_KEYS = "image", "attr", "obj", "set"
 FEATURES = "features.npz", "resnet18_featurers.t7"
-PHOTOS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+
+# What people call the sets (in any case) and the columns of images.csv.
+SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing": "test",
+            "train": "train", "val": "val", "test": "test"}
+COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+
+# Formats that Pillow registers but that hold no photo (drawings, films, measurements).
+NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
+CODECS = {"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"}  # Pillow may be built without
+PLUGINS = {".heic": "pillow-heif", ".heif": "pillow-heif", ".hif": "pillow-heif",
+           ".avif": "pillow-avif-plugin"}
+NOT_WORTH_A_WORD = {"@eadir", "__macosx", "thumbs.db", "desktop.ini"}  # lower case
+OWN_FILES = {"images.csv", "vectors.txt", "feasible_pairs.txt", "features.partial.npz", *FEATURES}
+
+COMPOSITION_SHARE = 0.2  # of the compositions, unseen in val, and as many in test: 6 and 6 of 28
+IMAGE_SHARE = 0.15  # of the seen compositions' images, in val, and as many in test
 
 
 class Dataset(NamedTuple):
     """What a folder holds, read by `load`."""
 
-    name: str                       # "utzappos", "mitstates", "cgqa", or the folder's name
+    name: str                       # a key of FOLDERS, or the folder's name
     folder: Path
     states: list[str]               # S names, sorted
     objects: list[str]              # O names, sorted
-    pairs: dict[str, np.ndarray]    # phase -> (P, 2) int64 state and object, the phase's own list, unique, ascending
+    pairs: dict[str, np.ndarray]    # phase -> (P, 2) int64 state and object, unique, ascending
     images: dict[str, list[str]]    # phase -> N names, `/` between folders; `path` finds the file
     targets: dict[str, np.ndarray]  # phase -> (N,) int64, s*O + o
-    feasible: np.ndarray | None     # (S, O) bool, the truth where the folder has feasible_pairs.txt
+    feasible: np.ndarray | None     # (S, O) bool, the truth where feasible_pairs.txt is there
     notes: list[str]                # what was odd but is no obstacle
+    skipped: frozenset = frozenset()  # images that only rows without a composition or a set name
 
     @property
     def seen(self):
@@ -55,15 +85,25 @@ class Dataset(NamedTuple):
         return allowed
 
     def path(self, image):
-        """Where an image lies: under `images/`, or (own data) beside images.csv."""
-        path = self.folder / "images" / image
-        return path if path.exists() or not (self.folder / image).exists() else self.folder / image
+        """Where an image lies: under `images/`, or (own data) beside images.csv.
+
+        A disk may spell `é` as one character or as two (NFC, NFD): both are looked for.
+        """
+        for name in dict.fromkeys((image, unicodedata.normalize("NFD", image))):
+            for folder in (self.folder / "images", self.folder):
+                if (folder / name).exists():
+                    return folder / name
+        return self.folder / "images" / image
+
+
+# ---- finding and reading a folder ----------------------------------------------------------------
 
 
 def load(name, root="data"):
     """Read a dataset by its name (a folder of `root`) or by its folder: Dataset.
 
-    ValueError names every obstacle at once, such as a set without images; FileNotFoundError: no such folder.
+    ValueError names every obstacle at once, such as a set without images;
+    FileNotFoundError: no such folder.
     """
     dataset, problems = read(locate(name, root))
     if problems:
@@ -72,340 +112,909 @@ def load(name, root="data"):
 
 
 def locate(name, root="data"):
-    """The folder that `name` means: root/ut-zap50k for utzappos and so on, else that folder, else root/name."""
-    folders = [Path(root, FOLDERS[name])] if name in FOLDERS else [Path(name), Path(root, name)]
+    """The folder that `name` means: root/ut-zap50k for utzappos and so on (FOLDERS).
+
+    Any other name is a folder, or else a folder of `root`. FileNotFoundError if it is not there.
+    """
+    if name in FOLDERS:
+        folder = Path(root, FOLDERS[name])
+        if folder.is_dir():
+            return folder
+        raise FileNotFoundError(no_named_folder(name, Path(root)))
+    folders = [Path(name), Path(root, name)]
     for folder in folders:
         if folder.is_dir():
             return folder
-    known = f"`python data.py {name} --download` fetches it" if name in FOLDERS else f"names: {', '.join(FOLDERS)}"
-    raise FileNotFoundError(f"no dataset {str(name)!r}: no folder {' or '.join(map(str, folders))}; {known}")
+    looked = " or ".join(map(str, folders))
+    raise FileNotFoundError(
+        f"no dataset {str(name)!r}: no folder {looked}; names: {', '.join(FOLDERS)}")
+
+
+def no_named_folder(name, root):
+    """What to say where a named dataset is not: what is missing, what to do, and both trees."""
+    folder = root / FOLDERS[name]
+    if name == DRAWN:
+        return f"no dataset {name!r}: no folder {folder}; " \
+               f"`python drawings.py --out {shlex.quote(str(folder))}` draws it"
+    if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
+        hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
+    else:
+        hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
+    expected = published_tree(FOLDERS[name])
+    expected = [f"{root}/", *("  " + line for line in expected)]
+    return f"no dataset {name!r}: no folder {folder}; {hint}\n{beside(expected, tree(root))}"
+
+
+def published_tree(folder):
+    """The shared layout as lines."""
+    return [f"{folder}/",
+            f"  {SPLIT}/",
+            "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
+            f"  {METADATA}",
+            "  images/   (or features.npz)"]
+
+
+def tree(folder, most=9):
+    """What lies in a folder, as lines."""
+    if not folder.is_dir():
+        return [f"{folder}: no such folder"]
+    entries = sorted(folder.iterdir())
+    lines = [f"{folder}/"]
+    for entry in entries[:most]:
+        if entry.is_dir():
+            lines.append(f"  {printable(entry.name)}/")
+        else:
+            lines.append(f"  {printable(entry.name)}")
+    if len(entries) > most:
+        lines.append(f"  and {len(entries) - most:,} more")
+    if not entries:
+        lines.append("  (empty)")
+    return lines
+
+
+def beside(expected, found):
+    """Two lists of lines as two columns."""
+    expected = ["expected:", *expected]
+    found = ["found:", *found]
+    width = max(map(len, expected))
+    lines = []
+    for row in range(max(len(expected), len(found))):
+        left = expected[row] if row < len(expected) else ""
+        right = found[row] if row < len(found) else ""
+        lines.append(f"  {left:<{width}}   {right}".rstrip())
+    return "\n".join(lines)
+
+
+def data_root_option(root):
+    """` --data-root DIR` where DIR is not the default."""
+    return "" if str(root) == "data" else f" --data-root {shlex.quote(str(root))}"
 
 
 def read(folder):
-    """As much of a folder as can be read: (Dataset, problems); problems are the obstacles, none if it is usable.
+    """As much of a folder as can be read: (Dataset, problems); no problems if it is usable.
 
     `pairs` then has a fourth list, "all", where an all_pairs.txt stands in for missing ones.
     """
-    folder, notes, problems = Path(folder), [], []
-    layout = read_table if (folder / "images.csv").exists() else read_published
-    lists, rows = layout(folder, notes, problems)
-    names = [sorted({pair[part] for pairs in lists.values() for pair in pairs}) for part in (0, 1)]
-    states, objects = ({name: i for i, name in enumerate(part)} for part in names)
-    code = {(s, o): states[s] * len(objects) + objects[o] for pairs in lists.values() for s, o in pairs}
-    images, targets = members(rows, code, notes, problems)
-    pairs = {phase: np.array(sorted(code[pair] for pair in own), np.int64) for phase, own in lists.items()}
-    pairs = {phase: np.stack(np.divmod(own, max(len(objects), 1)), 1) for phase, own in pairs.items()}
-    feasible = read_feasible(folder, states, objects, problems)
+    folder = Path(folder)
+    notes = []
+    problems = []
+    if (folder / "images.csv").exists():
+        lists, rows = read_table(folder, notes, problems)
+    else:
+        lists, rows = read_published(folder, notes, problems)
+
+    # The primitives are the words of the lists; a composition's index follows from their order.
+    listed = [pair for pairs in lists.values() for pair in pairs]
+    states = sorted({state for state, _ in listed})
+    objects = sorted({object_ for _, object_ in listed})
+    notes += look_alikes("states", states) + look_alikes("objects", objects)
+    state_index = {state: s for s, state in enumerate(states)}
+    object_index = {object_: o for o, object_ in enumerate(objects)}
+    composition_index = {}
+    for state, object_ in listed:
+        index = state_index[state] * len(objects) + object_index[object_]
+        composition_index[state, object_] = index
+
+    pairs = {}
+    for phase, names in lists.items():
+        indices = np.array(sorted(composition_index[pair] for pair in names), np.int64)
+        pairs[phase] = np.stack(np.divmod(indices, max(len(objects), 1)), 1)  # (P, 2)
+    images, targets, skipped = members(rows, composition_index, notes, problems)
+    feasible = read_feasible(folder, state_index, object_index, problems)
     name = folder.resolve().name
-    name = dict(zip(FOLDERS.values(), FOLDERS)).get(name, name)
-    dataset = Dataset(name, folder, *names, pairs, images, targets, feasible, notes)
+    for known, its_folder in FOLDERS.items():
+        if name == its_folder:
+            name = known
+    dataset = Dataset(name, folder, states, objects, pairs, images, targets, feasible, notes,
+                      skipped)
     notes += oddities(dataset)
     return dataset, problems
 
 
+def look_alikes(what, names):
+    """Notes on names that people would call one."""
+    alike = {}
+    for name in names:
+        key = re.sub(r"[\s_]+", "", name).casefold()
+        alike.setdefault(key, []).append(name)
+    notes = []
+    for group in alike.values():
+        if len(group) > 1:
+            quoted = " and ".join(repr(name) for name in group)
+            notes.append(f"the {what} {quoted} differ only in case, blanks or underscores: they "
+                         "count as different, spell them alike if they are one")
+    return notes
+
+
 def read_published(folder, notes, problems):
-    """The shared layout: phase -> list of (state, object), and rows of (image, state, object, set)."""
-    where = folder / SPLIT if (folder / SPLIT).is_dir() else folder
-    if not any(folder.glob("metadata*")) and not any(where.glob("*_pairs.txt")):
-        problems.append(f"neither {SPLIT}/ nor images.csv; `python data.py` makes one of own photos with --make-split, "
-                        f"and fetches {', '.join(FOLDERS)} with --download")
+    """The shared layout: phase -> list of (state, object), and rows (image, state, object, set)."""
+    split = folder / SPLIT if (folder / SPLIT).is_dir() else folder
+    if not any(folder.glob("metadata*")) and not any(split.glob("*_pairs.txt")):
+        problems.append(no_layout(folder))
         return {phase: [] for phase in PHASES}, []
-    lists = {phase: read_pairs(where / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
-    if not all(lists.values()) and (where / "all_pairs.txt").exists():
-        lists["all"] = read_pairs(where / "all_pairs.txt", notes, problems)
-    return lists, read_metadata(folder / f"metadata_{SPLIT}.t7", problems)
+    lists = {phase: read_pairs(split / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
+    if not all(lists.values()) and (split / "all_pairs.txt").exists():
+        lists["all"] = read_pairs(split / "all_pairs.txt", notes, problems)
+    return lists, read_metadata(find_metadata(folder, notes), problems)
+
+
+def no_layout(folder):
+    """What to say of a folder that is no dataset, with the two trees that would be one."""
+    hint = "`python data.py FOLDER --make-split` makes an images.csv of own photos"
+    for name, its_folder in FOLDERS.items():
+        if (folder / its_folder / SPLIT).is_dir():
+            hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
+    downloaded = [name for name in FOLDERS if name != DRAWN]
+    expected = [*published_tree(f"{folder}"),
+                "or, of own data,",
+                f"{folder}/",
+                "  images.csv   (image,state,object,split)",
+                "  images/      (or features.npz)"]
+    return (f"neither {SPLIT}/ nor images.csv; {hint}, "
+            f"`python download.py NAME` fetches {', '.join(downloaded)}\n"
+            f"{beside(expected, tree(folder))}")
+
+
+def find_metadata(folder, notes):
+    """The metadata file: under its published name, or else the one `.t7` list there is."""
+    published = folder / METADATA
+    if published.exists():
+        return published
+    lists = []
+    for file in sorted(folder.glob("*.t7")):
+        problems = []
+        if file.name not in FEATURES and read_metadata(file, problems) and not problems:
+            lists.append(file)
+    if len(lists) != 1:
+        return published
+    notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
+    return lists[0]
 
 
 def read_pairs(file, notes, problems):
-    """One `state object` a line: list of pairs, each once."""
-    lines = [line.split() for line in read_text(file, problems).splitlines()]
-    wrong = [f"line {number} {' '.join(words)!r}" for number, words in enumerate(lines, 1) if len(words) not in (0, 2)]
+    """One `state object` a line (see `parse_pair`): list of pairs, each once."""
+    pairs = []
+    wrong = []
+    for number, line in enumerate(read_text(file, problems).splitlines(), 1):
+        pair = parse_pair(line)
+        if len(pair) == 2:
+            pairs.append(pair)
+        elif pair:
+            wrong.append(f"line {number} {' '.join(pair)!r}")
     if wrong:
-        problems.append(f"{file.name}: expected `state object` a line, found {some(wrong)}")
-    pairs = [tuple(words) for words in lines if len(words) == 2]
-    if repeated := len(pairs) - len(set(pairs)):
+        problems.append(f"{file.name}: expected `state object` a line (a tab or a comma between "
+                        f"them where names hold blanks), found {some(wrong)}")
+    unique = list(dict.fromkeys(pairs))
+    repeated = len(pairs) - len(unique)
+    if repeated:
         notes.append(f"{file.name} repeats {count(repeated, 'pair')}: each counts once")
-    if lines and not pairs:
+    if wrong and not pairs:
         problems.append(f"{file.name} lists no pair")
-    return list(dict.fromkeys(pairs))
+    return unique
+
+
+def parse_pair(line):
+    """The names in a line, two if it is right: between tabs, else commas, else blanks.
+
+    >>> parse_pair("wet dog"), parse_pair("dark red, garden hose"), parse_pair("dark red\\tcar")
+    (('wet', 'dog'), ('dark red', 'garden hose'), ('dark red', 'car'))
+    """
+    line = line.strip()
+    if "\t" in line:
+        parts = line.split("\t")
+    elif "," in line:
+        parts = line.split(",")
+    else:
+        parts = line.split()
+    names = [clean(part) for part in parts]
+    return tuple(name for name in names if name)
 
 
 def read_text(file, problems):
     """A text file, empty with a problem where it is missing, empty or no UTF-8."""
+    if not file.exists():
+        problems.append(f"{file.name} is missing")
+        return ""
+    if not file.is_file():  # reading a named pipe would wait for ever
+        problems.append(f"{file.name} is no plain file")
+        return ""
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{file.name} is missing" if isinstance(error, FileNotFoundError) else f"{file.name}: {error}")
+    except OSError as error:
+        problems.append(f"{file.name}: {error}")
+        return ""
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # UTF-16 of plain letters decodes, with zeros between them
+        kind = "CSV UTF-8" if file.suffix == ".csv" else "UTF-8"
+        problems.append(f"{file.name} is not in UTF-8: save as {kind}")
         return ""
     if not text.strip():
         problems.append(f"{file.name} is empty")
     return text
 
 
-def read_metadata(file, problems, keys=("image", "attr", "obj", "set")):
-    """Rows of (image, state, object, set) from a `.t7` list of dicts `image, attr, obj, set`, running no code in it."""
+def read_metadata(file, problems, keys=METADATA_KEYS):
+    """Rows of texts, by default (image, state, object, set), from a `.t7` list of dicts.
+
+    Runs no code in the file. What is wrong becomes a problem, and no rows.
+    """
+    if not file.exists():
+        problems.append(f"{file.name} is missing: it says what each image shows and in which set "
+                        "it is")
+        return []
+    rows = []
     try:
-        rows = torch.load(file, map_location="cpu", weights_only=True)
-        return [tuple(str(row[key]) for key in keys) for row in rows]
-    except FileNotFoundError:
-        problems.append(f"{file.name} is missing: it says what each image shows and in which set it is")
-    except Exception as error:  # torch, zip and pickle raise many types for a bad file
+        for row in load_tensors(file):
+            if not isinstance(row, dict):
+                raise TypeError(f"found a {type(row).__name__}")
+            rows.append(tuple(as_text(row[key]) for key in keys))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
-                        f"({type(error).__name__}: {str(error)[:80]})")
-    return []
+                        f"({type(error).__name__}: {error})")
+        return []
+    return rows
+
+
+def as_text(value):
+    """A name as text, whether Python's or NumPy's, text or bytes or number."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return str(value)
 
 
 def read_table(folder, notes, problems):
-    """images.csv: phase -> list of (state, object) that its rows show, and rows of (image, state, object, set)."""
+    """images.csv: phase -> (state, object) of its rows, and rows (image, state, object, set)."""
     table = read_csv(folder / "images.csv", problems)
     if table and "split" not in table[0]:
-        problems.append(f"images.csv has no column split: `python data.py {folder} --make-split` adds it")
+        problems.append(f"images.csv has no column split: `python data.py "
+                        f"{shlex.quote(str(folder))} --make-split` adds it")
         table = []
-    phases = [SYNONYMS.get(row["split"].lower(), row["split"]) for row in table]
-    rows = [(row["image"], row["state"], row["object"], phase) for row, phase in zip(table, phases)]
-    wrong = [f"{row[0]} {row[3]!r}" for row in rows if row[3] not in (*PHASES, "NA")]
+    rows = []
+    wrong = []
+    lists = {phase: {} for phase in PHASES}  # dicts as sets that keep the order
+    for row in table:
+        phase = SYNONYMS.get(row["split"].lower(), row["split"])
+        state = row["state"]
+        object_ = row["object"]
+        rows.append((row["image"], state, object_, phase))
+        if phase not in (*PHASES, "NA"):
+            wrong.append(f"{row['image']} {phase!r}")
+        elif "NA" not in (state, object_, phase):
+            lists[phase][state, object_] = True
     if wrong:
         problems.append(f"images.csv: split must be train, val or test, found {some(wrong)}")
-    shown = [row for row in rows if "NA" not in row]
-    return {phase: list(dict.fromkeys(row[1:3] for row in shown if row[3] == phase)) for phase in PHASES}, rows
+    return {phase: list(pairs) for phase, pairs in lists.items()}, rows
 
 
 def read_csv(file, problems):
-    """Rows of a table of images as dicts, lower-case keys, no stray blanks; `,`, `;` or tab between the columns."""
-    text = read_text(file, problems)
-    header = text.partition("\n")[0]
-    lines = io.StringIO(text, newline="")  # not splitlines(), which cuts within quotes and at more than line ends
-    table = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), restval="", restkey="")
+    """Rows of a table of images as dicts {column in lower case: text without stray blanks}.
+
+    `,`, `;` or tab between the columns, a first line `sep=;` and empty rows as spreadsheets write
+    them, and attr, obj, set for state, object, split. No rows, and a problem, if it is no such.
+    """
+    lines = io.StringIO(read_text(file, problems), newline="")
+    # StringIO and not splitlines(), which cuts within quotes and at more than line ends.
+    first = lines.readline()
+    above = 1  # lines above the first row
+    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
+    if named:
+        separator = named[1]
+        first = lines.readline()
+        above = 2
+    else:
+        separator = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(first + lines.read(), newline=""), delimiter=separator)
     try:
-        rows = [{key.strip().lower(): value.strip() for key, value in row.items() if key} for row in table]
+        table = list(reader)
     except csv.Error as error:
-        problems.append(f"{file.name} after line {table.line_num}: {error}")
+        problems.append(f"{file.name} after line {reader.line_num + above - 2}: {error}")
         return []
-    if text and not (rows and {"image", "state", "object"} <= rows[0].keys()):
-        problems.append(f"{file.name}: expected image,state,object,split and rows of these, found {header.strip()!r}")
+    if not table:
         return []
-    holes = [number for number, row in enumerate(rows, 2) if not (row["image"] and row["state"] and row["object"])]
+
+    columns = column_names(table[0])
+    rows = []
+    holes = []
+    for number, cells in enumerate(table[1:], above + 1):
+        if not any(cell.strip() for cell in cells):
+            continue
+        cells += [""] * (len(columns) - len(cells))
+        row = {column: cell.strip() for column, cell in zip(columns, cells) if column}
+        for primitive in ("state", "object"):
+            row[primitive] = clean(row.get(primitive, ""))
+        rows.append(row)
+        if not (row.get("image") and row["state"] and row["object"]):
+            holes.append(number)
+    if not rows or not {"image", "state", "object"} <= set(columns):
+        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
+                        f"found {first.strip()!r}")
+        return []
     if holes:
         problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
     return rows
 
 
-def read_feasible(folder, states, objects, problems):
+def column_names(header):
+    """The columns in lower case; attr, obj, set are state, object, split if these are not there."""
+    columns = [name.strip().lower() for name in header]
+    return [COLUMNS[name] if name in COLUMNS and COLUMNS[name] not in columns else name
+            for name in columns]
+
+
+def read_feasible(folder, state_index, object_index, problems):
     """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file."""
-    if not (folder / "feasible_pairs.txt").exists():
+    file = folder / "feasible_pairs.txt"
+    if not file.exists():
         return None
-    feasible = np.zeros((len(states), len(objects)), bool)
-    pairs = read_pairs(folder / "feasible_pairs.txt", [], problems)
-    known = [(states[s], objects[o]) for s, o in pairs if s in states and o in objects]
-    if len(known) < len(pairs):
-        problems.append(f"feasible_pairs.txt: {count(len(pairs) - len(known), 'pair')} of other states or objects")
-    feasible[tuple(np.array(known, np.int64).reshape(-1, 2).T)] = True
+    feasible = np.zeros((len(state_index), len(object_index)), bool)
+    unknown = 0
+    for state, object_ in read_pairs(file, [], problems):
+        if state in state_index and object_ in object_index:
+            feasible[state_index[state], object_index[object_]] = True
+        else:
+            unknown += 1
+    if unknown:
+        problems.append(f"{file.name}: {count(unknown, 'pair')} of other states or objects")
     return feasible
 
 
-def members(rows, code, notes, problems):
-    """Rows to the sets they name, which alone decides: phase -> N names, phase -> (N,) int64. The skipped are noted."""
-    images, targets = ({phase: [] for phase in PHASES} for _ in range(2))
+def members(rows, composition_index, notes, problems):
+    """Rows (image, state, object, set) to the sets they name; the set alone decides.
+
+    Returns phase -> N names, phase -> (N,) int64 compositions, and the images that only skipped
+    rows name; how many rows are skipped, and why, becomes a note.
+    """
+    images = {phase: [] for phase in PHASES}
+    targets = {phase: [] for phase in PHASES}
+    skipped_images = set()
     skipped = Counter()
-    for image, state, thing, phase in rows:
-        if "NA" in (state, thing, phase):
-            skipped["NA"] += 1
-        elif (state, thing) not in code:
-            skipped["a pair in no list"] += 1
+    for image, state, object_, phase in rows:
+        image = plain(image)
+        pair = clean(state), clean(object_)
+        phase = SYNONYMS.get(phase.lower(), phase)
+        if "NA" in (*pair, phase):
+            reason = "NA"
+        elif pair not in composition_index:
+            reason = "a pair in no list"
         elif phase not in PHASES:
-            skipped[f"the set {phase!r}"] += 1
+            reason = f"the set {phase!r}"
         else:
-            images[phase].append(plain(image))
-            targets[phase].append(code[state, thing])
-    notes += [f"{count(number, 'row')} with {why} skipped" for why, number in skipped.items()]
+            images[phase].append(image)
+            targets[phase].append(composition_index[pair])
+            continue
+        skipped[reason] += 1
+        skipped_images.add(image)
+    for reason, number in skipped.items():
+        notes.append(f"{count(number, 'row')} with {reason} skipped")
+
     if rows and not any(images.values()):
-        problems.append(f"none of {count(len(rows), 'row')} names a listed pair and a set, the first is {rows[0]}")
+        problems.append(f"none of {count(len(rows), 'row')} names a listed pair and a set, "
+                        f"the first is {rows[0]}")
     elif rows:
-        problems += [f"no image is left in the set {phase!r}: train, val and test each need some "
-                     "(--make-split makes them for own data without a split)" for phase in PHASES if not images[phase]]
-    return images, {phase: np.array(own, np.int64) for phase, own in targets.items()}
+        for phase in PHASES:
+            if not images[phase]:
+                problems.append(f"no image is left in the set {phase!r}: train, val and test each "
+                                "need some (--make-split makes them for own data without a split)")
+    targets = {phase: np.array(indices, np.int64) for phase, indices in targets.items()}
+    return images, targets, frozenset(skipped_images.difference(*images.values()))
+
+
+# ---- what is odd but no obstacle -----------------------------------------------------------------
 
 
 def oddities(dataset):
-    """Notes on what training does not show, with the accuracy ceilings that follow, and on what images cannot tell."""
-    if not all(map(len, dataset.targets.values())):
+    """Notes on what training does not show and on what images cannot tell, with the ceilings.
+
+    A ceiling is the accuracy that a model without a fault would reach.
+    """
+    if not all(len(target) for target in dataset.targets.values()):
         return []
-    O, notes = len(dataset.objects), []
-    shown = np.zeros(dataset.seen.shape, bool)
-    shown.ravel()[dataset.targets["train"]] = True
-    listed = np.zeros(shown.shape, bool)
-    listed[tuple(dataset.pairs["train"].T)] = True
-    if without := (listed & ~shown).sum():
-        notes.append(f"{count(without, 'training pair')} without a training image, kept as seen")
-    if beyond := (shown & ~listed).sum():
-        notes.append(f"{count(beyond, 'composition')} with training images but not in the training list, taken as seen")
-    for part, what, names in (0, "state", dataset.states), (1, "object", dataset.objects):
-        known = shown.any(1 - part)
-        if not known.all():
-            right = [f"{known[divmod(dataset.targets[phase], O)[part]].mean():.1%} of {phase}" for phase in PHASES[1:]]
-            unknown = some(name for name, there in zip(names, known) if not there)
-            notes.append(f"{count((~known).sum(), what)} without a training image ({unknown}): "
-                         f"an accuracy ceiling of {' and '.join(right)}")
+    trained = np.zeros(len(dataset.states) * len(dataset.objects), bool)
+    trained[dataset.targets["train"]] = True
+    trained = trained.reshape(len(dataset.states), len(dataset.objects))  # (S, O)
+    notes = training_notes(dataset, trained)
+    notes += primitive_notes(dataset, "state", dataset.states, trained.any(1))
+    notes += primitive_notes(dataset, "object", dataset.objects, trained.any(0))
     for phase in PHASES[1:]:
-        target, allowed = dataset.targets[phase], dataset.candidates(phase)
-        if outside := (~allowed[target]).sum():
-            notes.append(f"{count(outside, phase + ' image')} of pairs in neither the {phase} nor the training list: "
-                         f"a ceiling of {allowed[target].mean():.1%} in the closed world")
-        if dataset.seen.ravel()[target].all():
-            notes.append(f"no {phase} image shows an unseen composition: only the seen half can be evaluated")
-    times = Counter(image for phase in PHASES for image in set(dataset.images[phase]))
-    if shared := sum(number > 1 for number in times.values()):
+        notes += world_notes(dataset, phase)
+    for phase in PHASES:
+        notes += repetition_notes(dataset, phase)
+    phases_of_image = Counter()
+    for phase in PHASES:
+        phases_of_image.update(set(dataset.images[phase]))
+    shared = sum(number > 1 for number in phases_of_image.values())
+    if shared:
         notes.append(f"{count(shared, 'image')} in more than one set")
     return notes
 
 
+def training_notes(dataset, trained):
+    """Where the training list and what training images show, (S, O) bool, differ."""
+    listed = np.zeros(trained.shape, bool)
+    listed[tuple(dataset.pairs["train"].T)] = True
+    notes = []
+    without = (listed & ~trained).sum()
+    if without:
+        notes.append(f"{count(without, 'training pair')} without a training image, kept as seen")
+    beyond = (trained & ~listed).sum()
+    if beyond:
+        notes.append(f"{count(beyond, 'composition')} with training images but not in the "
+                     "training list, taken as seen")
+    return notes
+
+
+def primitive_notes(dataset, what, names, known):
+    """States or objects that no training image shows; known: a bool for each name."""
+    if known.all():
+        return []
+    ceilings = []
+    for phase in PHASES[1:]:
+        states, objects = np.divmod(dataset.targets[phase], len(dataset.objects))
+        primitives = states if what == "state" else objects
+        ceilings.append(f"{known[primitives].mean():.1%} of {phase}")
+    unknown = [name for name, is_known in zip(names, known) if not is_known]
+    return [f"{count(len(unknown), what)} without a training image ({some(unknown)}): "
+            f"an accuracy ceiling of {' and '.join(ceilings)}"]
+
+
+def world_notes(dataset, phase):
+    """What a phase's closed world lacks, and whether it has seen and unseen compositions."""
+    target = dataset.targets[phase]
+    allowed = dataset.candidates(phase)[target]
+    seen = dataset.seen.ravel()[target]
+    notes = []
+    outside = (~allowed).sum()
+    if outside:
+        notes.append(f"{count(outside, phase + ' image')} of pairs in neither the {phase} nor the "
+                     f"training list: a ceiling of {allowed.mean():.1%} in the closed world")
+    if seen.all():
+        notes.append(f"no {phase} image shows an unseen composition: only the seen half can be "
+                     "evaluated")
+    if not seen.any():
+        notes.append(f"no {phase} image shows a seen composition: only the unseen half can be "
+                     "evaluated")
+    return notes
+
+
+def repetition_notes(dataset, phase):
+    """Images with several compositions in one set, of which one answer can meet one; rows twice."""
+    rows = Counter(zip(dataset.images[phase], dataset.targets[phase].tolist()))
+    compositions = Counter(image for image, _ in rows)
+    several = sum(number > 1 for number in compositions.values())
+    notes = []
+    if several:
+        # The best that one answer an image can do: always its most frequent composition.
+        most_frequent = Counter()
+        for (image, _), number in rows.items():
+            most_frequent[image] = max(most_frequent[image], number)
+        ceiling = most_frequent.total() / rows.total()
+        notes.append(f"{count(several, phase + ' image')} with more than one composition: "
+                     f"an accuracy ceiling of {ceiling:.1%} of {phase}")
+    again = rows.total() - len(rows)
+    if again:
+        notes.append(f"{count(again, phase + ' row')} repeating an image and its composition: "
+                     "each row counts")
+    return notes
+
+
 def missing_files(dataset):
-    """Problems with what features come from: each image needs a row in a feature file or a file of its own."""
+    """Problems with what features come from: a row in a feature file, or a file, for each image."""
     problems = []
     images = [image for phase in PHASES for image in dataset.images[phase]]
-    covered = feature_names(dataset.folder, problems)
-    lost = [image for image in images if image not in covered and not dataset.path(image).exists()]
+    covered = set()
+    for file in feature_files(dataset.folder):
+        try:
+            covered = set(read_features(file, images)["files"])
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+        break  # the first there is decides
+    lost = [image for image in images
+            if image not in covered and not dataset.path(image).exists()]
     if lost:
-        problems.append(f"{len(lost):,} of {count(len(images), 'image')} found neither in images/ nor "
-                        f"in {' or '.join(FEATURES)}: {some(lost)}")
+        problems.append(f"{len(lost):,} of {count(len(images), 'image')} found neither in images/ "
+                        f"nor in {' or '.join(FEATURES)}: {some(lost)}")
     return problems
 
 
-def feature_names(folder, problems):
-    """The images that a feature file in the folder covers: a set of names."""
-    file = next((folder / name for name in FEATURES if (folder / name).exists()), None)
-    if not file:
-        return set()
-    try:
-        saved = np.load(file) if file.suffix == ".npz" else torch.load(file, map_location="cpu", weights_only=True)
-        return {plain(str(name)) for name in saved["files"]}
-    except Exception as error:  # NumPy, zip, torch and pickle raise many types for a bad file
-        problems.append(f"{file.name} has no readable `files` ({type(error).__name__}: {str(error)[:80]})")
-        return set()
+def unnamed_photos(dataset):
+    """Notes on photos in the folder that no row names."""
+    folder = dataset.folder
+    root = folder / "images" if (folder / "images").is_dir() else folder
+    named = set(dataset.skipped).union(*dataset.images.values())
+    named |= {image.removeprefix("images/") for image in named}
+    unnamed = [photo for photo in photo_files(root)[0] if plain(photo) not in named]
+    if not unnamed:
+        return []
+    return [f"{count(len(unnamed), 'photo')} in {root} that no row names: {some(unnamed)}"]
+
+
+# ---- feature files -------------------------------------------------------------------------------
+
+
+def feature_files(folder):
+    """The files of features in a folder, the one that counts first."""
+    return [folder / name for name in FEATURES if (folder / name).exists()]
 
 
 def load_tensors(path):
-    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of floats and strings."""
-    array, scalar = np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]
-    allowed = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "U"))]
-    for module in "numpy.core.multiarray", "numpy._core.multiarray":  # as NumPy 1 and 2 call it
-        allowed += [(array, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
+    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of numbers and texts.
+
+    Runs no code in the file. OSError: it is not there or no plain file; ValueError: it holds
+    something else, or is damaged.
+    """
+    check_archive(path)
+    array = np.zeros(0).__reduce__()[0]
+    scalar = np.float32(0).__reduce__()[0]
+    kinds = "?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "U", "S"
+    allowed = [np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in kinds}]
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # as NumPy 1 and 2 call it
+        allowed.append((array, f"{module}._reconstruct"))
+        allowed.append((scalar, f"{module}.scalar"))
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # those of pickle and zip have no common class
-        raise ValueError(f"{path}: no tensors by torch.save ({' '.join(str(error).split())[:200]})") from error
-
-
-def read_features(path):
-    """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N,F), or ValueError."""
-    try:
-        stored = dict(np.load(path, allow_pickle=False)) if Path(path).suffix == ".npz" else load_tensors(path)
-    except OSError:
+    except MemoryError:
         raise
-    except Exception as error:  # of zip, pickle and NumPy
-        raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays ({error})") from error
+    except Exception as error:  # those of pickle and zip have no common class
+        raise ValueError(f"{path}: no tensors by torch.save ({reason(error)})") from error
+
+
+def check_archive(path):
+    """Compare a zip archive (.npz, torch.save) with its own check sums; other files pass.
+
+    torch.load does not compare them: a flipped bit would be other numbers without a word.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no file {path}")
+    if not Path(path).is_file():
+        raise OSError(f"{path} is no plain file")
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # zip, zlib and struct raise many types for a bad file
+        raise ValueError(f"{path} is damaged ({reason(error)}): make or fetch it again") from error
+    if damaged:
+        raise ValueError(f"{path} is damaged (check sum of {damaged}): make or fetch it again")
+
+
+def reason(error):
+    """What an exception says, without the advice of NumPy and torch to load unsafely."""
+    text = " ".join(str(error).split())
+    if "allow_pickle" in text or "weights_only" in text:
+        return "Object arrays or other Python objects: only plain data are loaded"
+    return f"{type(error).__name__}: {text[:100]}"
+
+
+def read_features(path, wanted=()):
+    """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N, F).
+
+    wanted: names of images; a leading folder that only the file writes (`images/`, an absolute
+    path) is then removed from its names. ValueError says what is not as expected.
+    """
+    if Path(path).suffix == ".npz":
+        check_archive(path)
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                stored = dict(archive)
+        except OSError:
+            raise
+        except Exception as error:  # of zip, pickle and NumPy
+            raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays "
+                             f"({reason(error)})") from error
+    else:
+        stored = load_tensors(path)
     if not isinstance(stored, dict) or not {"files", "features"} <= set(stored):
-        holds = ", ".join(map(str, stored)) if isinstance(stored, dict) else f"a {type(stored).__name__}"
-        raise ValueError(f"{path}: holds {holds[:200]}; expected `files` (N names) and `features` (N, F)")
-    files = [plain(str(name)) for name in stored["files"]]
-    features = np.asarray(stored["features"])
+        holds = f"a {type(stored).__name__}"
+        if isinstance(stored, dict):
+            holds = ", ".join(map(str, stored))[:200]
+        raise ValueError(f"{path}: holds {holds}; expected `files` (N names) and `features` (N, F)")
+
+    files = [plain(as_text(name)) for name in stored["files"]]
+    files = without_prefix(files, wanted)
+    features = as_array(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not {features.shape} {features.dtype}")
-    last = dict(zip(files, features))
-    if twice := len(last) < len(files) and {name for name, row in zip(files, features) if (row != last[name]).any()}:
-        raise ValueError(f"{path}: several rows that differ for {some(sorted(twice))}; expected one for each name")
+        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not "
+                         f"{features.shape} {features.dtype}")
+    if files and features.shape[1] == 0:
+        raise ValueError(f"{path}: features of 0 numbers, expected 1 or more each")
+    check_repeated(path, files, features)
     return {**stored, "files": files, "features": features}
 
 
-def report(dataset, problems):
-    """Print the counts that papers give, the notes, and the problems."""
-    seen, total = dataset.seen, dataset.seen.size
-    listed = {tuple(pair) for pairs in dataset.pairs.values() for pair in pairs}
-    print(f"{dataset.name}: {count(len(dataset.states), 'state')}, {count(len(dataset.objects), 'object')}, "
-          f"{count(total, 'composition')}; {len(listed):,} listed, {total - len(listed):,} in no list")
-    print(f"{'':12}{'seen':>8}{'unseen':>8}{'images':>10}{'of seen':>10}{'of unseen':>10}")
-    for phase in PHASES:
-        known, old = seen[tuple(dataset.pairs[phase].T)], seen.ravel()[dataset.targets[phase]]
-        figures = known.sum(), (~known).sum(), len(old), old.sum(), (~old).sum()
-        print(f"{phase:12}{figures[0]:8,}{figures[1]:8,}" + "".join(f"{figure:10,}" for figure in figures[2:]))
-    for kind, lines in ("note", dataset.notes), ("problem", problems):
-        for line in lines:
-            print(f"{kind}: {line}")
+def as_array(features):
+    """An array of what was stored: a tensor of any type, with or without a gradient, or an array.
+    """
+    if not torch.is_tensor(features):
+        return np.asarray(features)
+    features = features.detach()
+    if features.dtype == torch.bfloat16:  # NumPy has no such type
+        features = features.float()
+    return features.numpy()
 
 
-def make_split(folder, seed=0):
-    """Write images.csv with a split, from an images.csv without one or else from the names of the photos' folders."""
-    folder, problems = Path(folder), []
+def without_prefix(files, wanted):
+    """The names without the one leading folder that leaves most of them among the wanted."""
+    wanted = set(wanted)
+    strange = next((name for name in files if name not in wanted), None)
+    if not wanted or strange is None:
+        return files
+    best = files
+    most = len(wanted.intersection(files))
+    for slash in re.finditer("/", strange):
+        prefix = strange[:slash.end()]
+        shorter = [name.removeprefix(prefix) for name in files]
+        matching = len(wanted.intersection(shorter))
+        if matching > most:
+            best = shorter
+            most = matching
+    return best
+
+
+def check_repeated(path, files, features):
+    """ValueError if a name has several rows that differ."""
+    last = dict(zip(files, features))
+    if len(last) == len(files):
+        return
+    differ = {name for name, row in zip(files, features) if (row != last[name]).any()}
+    if differ:
+        raise ValueError(f"{path}: several rows that differ for {some(sorted(differ))}; "
+                         "expected one for each name")
+
+
+# ---- own photos ----------------------------------------------------------------------------------
+
+
+def make_split(folder, seed=0, share=COMPOSITION_SHARE):
+    """Write images.csv with a split, from an images.csv without one or from photos in folders.
+
+    share: of the compositions, see `divide`. ValueError: a split is there, or none can be made.
+    """
+    folder = Path(folder)
     file = folder / "images.csv"
-    rows = read_csv(file, problems) if file.exists() else read_photos(folder)
+    problems = []
+    if file.exists():
+        rows = read_csv(file, problems)
+    else:
+        rows = read_photos(folder)
     if problems:
         raise ValueError("; ".join(problems))
     if any(row.get("split") for row in rows):
-        raise ValueError(f"{file} has a split: remove that column (or the file, for photos in folders) to make another")
-    again = [image for image, times in Counter(row["image"] for row in rows).items() if times > 1]
+        raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
+                         "folders) to make another")
+    times = Counter(row["image"] for row in rows)
+    again = [image for image, number in times.items() if number > 1]
     if again:
-        raise ValueError(f"{file}: an image shows one composition, but these are listed again: {some(again)}")
-    split = divide([(row["state"], row["object"]) for row in rows], seed)
+        raise ValueError(f"{file}: an image shows one composition, but these are listed again: "
+                         f"{some(again)}")
+    pairs = [(row["state"], row["object"]) for row in rows]
+    split = divide(pairs, seed, share)
+    columns = list(dict.fromkeys([*rows[0], "split"]))
     with common.writing(file) as out:
-        table = csv.DictWriter(out, list(dict.fromkeys([*rows[0], "split"])), lineterminator="\n")
+        table = csv.DictWriter(out, columns, lineterminator="\n")
         table.writeheader()
-        table.writerows(row | {"split": phase} for row, phase in zip(rows, split))
-    print(f"wrote {file} (seed {seed})")
+        for row, phase in zip(rows, split):
+            table.writerow(row | {"split": phase})
+    print(f"wrote {file} (seed {seed}, share {share:g})")
 
 
 def read_photos(folder):
-    """Rows from photos in `state_object/` or `state/object/` folders, in FOLDER/images or else in FOLDER itself."""
+    """Rows from photos in `state_object/` or `state/object/` folders, in FOLDER/images or FOLDER.
+
+    In `state_object` the longest run of `_`, of equals the first, ends the state's name.
+    """
     root = folder / "images" if (folder / "images").is_dir() else folder
-    photos = sorted(path.relative_to(root) for path in root.rglob("*") if path.suffix.lower() in PHOTOS)
-    photos = [photo for photo in photos if not any(part.startswith((".", "__MACOSX")) for part in photo.parts)]
-    rows, astray = [], []
+    photos, left_out = photo_files(root)
+    rows = []
+    astray = []
+    doubtful = {}
     for photo in photos:
-        parts = photo.parts[:-1] if len(photo.parts) != 2 else photo.parts[0].split("_", 1)
-        if len(parts) != 2 or not all(parts):
-            astray.append(photo.as_posix())
+        *parents, _ = photo.split("/")
+        names = tuple(parents)
+        if len(parents) == 1:
+            names, is_doubtful = split_folder_name(parents[0])
+            if is_doubtful:
+                doubtful[parents[0]] = True
+        names = [clean(name) for name in names]
+        if len(names) == 2 and all(names):
+            rows.append({"image": photo, "state": names[0], "object": names[1]})
         else:
-            rows.append({"image": photo.as_posix(), "state": parts[0], "object": parts[1]})
+            astray.append(photo)
+    if left_out:
+        print(f"note: {what_stayed_out(photos, left_out)}")
     if astray or not rows:
-        found = f"{count(len(astray), 'photo')} elsewhere: {some(astray)}" if astray else "no photo"
-        raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, found {found}")
-    doubtful = {photo.parts[0] for photo in photos if len(photo.parts) == 2 and photo.parts[0].count("_") > 1}
+        found = "no photo"
+        if astray:
+            found = f"{count(len(astray), 'photo')} elsewhere: {some(astray)}"
+        raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
+                         f"found {found}")
     if doubtful:
-        print(f"note: the first _ ends the state's name in {some(sorted(doubtful))}; state/object/ folders are exact")
+        print(f"note: the first _ ends the state's name in {some(doubtful)}; state/object/ "
+              "folders are exact")
     return rows
 
 
-def divide(pairs, seed=0, share=0.15):
+def split_folder_name(name):
+    """(names, doubtful): state and object of a folder, whether another `_` could as well end one.
+
+    >>> split_folder_name("wet_dog"), split_folder_name("Corn_(maize)___healthy")
+    ((('wet', 'dog'), False), (('Corn_(maize)', 'healthy'), False))
+    >>> split_folder_name("dark_blue_car")
+    (('dark', 'blue_car'), True)
+    """
+    name = name.strip("_ ")
+    runs = re.findall("_+", name)
+    if not runs:
+        return (name,), False
+    longest = max(runs, key=len)
+    state, _, object_ = name.partition(longest)
+    return (state, object_), runs.count(longest) > 1
+
+
+def photo_suffixes():
+    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+    try:
+        import pillow_heif
+        pillow_heif.register_heif_opener()
+    except ImportError:
+        pass
+    try:
+        import pillow_avif  # noqa: F401 (registers itself)
+    except ImportError:
+        pass
+    Image.init()
+    openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
+    openable -= NO_PHOTOS
+    for name, codec in CODECS.items():
+        if not PIL.features.check(codec) and not (name == "AVIF" and "pillow_avif" in sys.modules):
+            openable.discard(name)
+    return {suffix.lower() for suffix, name in Image.registered_extensions().items()
+            if name in openable}
+
+
+def photo_files(root):
+    """(photos, left out): names of files below `root`, `/` between folders, sorted.
+
+    Links to folders are followed, once around a circle. Hidden files and what systems leave behind
+    (Thumbs.db, @eaDir) are in neither list.
+    """
+    suffixes = photo_suffixes()
+    photos = []
+    left_out = []
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        subfolders[:] = [name for name in subfolders if is_worth_a_word(name)
+                         and not is_circle(folder, os.path.join(folder, name))]
+        for name in files:
+            path = Path(folder, name)
+            place = path.relative_to(root).as_posix()
+            if not is_worth_a_word(name) or place in OWN_FILES:
+                continue
+            if path.suffix.lower() in suffixes and path.exists():
+                photos.append(place)
+            else:
+                left_out.append(place)
+    return sorted(photos), sorted(left_out)
+
+
+def is_worth_a_word(name):
+    """Whether a file or folder could be meant as data."""
+    return not name.startswith(".") and name.lower() not in NOT_WORTH_A_WORD
+
+
+def is_circle(folder, subfolder):
+    """Whether a subfolder is a link to a folder that it lies in."""
+    outer = os.path.realpath(subfolder)
+    inner = os.path.realpath(folder)
+    return os.path.commonpath([outer, inner]) == outer
+
+
+def what_stayed_out(photos, left_out):
+    """How many files of which suffix are no photos here, which folders lose all, what to do."""
+    suffixes = Counter()
+    for name in left_out:
+        suffixes[Path(name).suffix.lower() or "without suffix"] += 1
+    counted = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common()]
+    text = (f"{count(len(left_out), 'file')} left out, which Pillow does not open as photos here: "
+            f"{some(counted, 20)}")
+    kept = {os.path.dirname(name) for name in photos}
+    emptied = {os.path.dirname(name) for name in left_out} - kept - {""}
+    if emptied:
+        text += f"; nothing is left of {some(sorted(emptied))}"
+    plugins = sorted({PLUGINS[suffix] for suffix in suffixes if suffix in PLUGINS})
+    if plugins:
+        text += f"; `pip install {' '.join(plugins)}`, or save them as JPEG or PNG"
+    else:
+        text += "; save photos among them as JPEG or PNG"
+    return text
+
+
+def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
     """A set for each of N images from its (state, object): list of N of "train", "val", "test".
 
-    `share` of the compositions become val's unseen ones and as many test's, while every state and object keeps a
-    training composition; of the others' images `share` go to val and as many to test, and each composition keeps one.
+    `share` of the compositions become val's unseen ones and as many test's, while every state and
+    object keeps a training composition; of the others' images `image_share` go to val and as many
+    to test, and each composition keeps one. ValueError: too few for three sets, or a bad share.
     """
-    rng, own, held = np.random.default_rng(seed), {}, {}
+    if not 0 < share < 0.5:
+        raise ValueError(f"a share of {share}: expected more than 0 and less than 0.5, since val "
+                         "and test get as many compositions each")
+    random = np.random.default_rng(seed)
+    images_of = {}
     for image, pair in enumerate(pairs):
-        own.setdefault(pair, []).append(image)
-    states, objects = Counter(s for s, _ in own), Counter(o for _, o in own)
-    most = 2 * max(1, round(share * len(own)))
-    for state, thing in map(sorted(own).__getitem__, rng.permutation(len(own))):
-        if len(held) < most and states[state] > 1 and objects[thing] > 1:
-            held[state, thing] = PHASES[2 - len(held) % 2]
-            states[state] -= 1
-            objects[thing] -= 1
-    split = [held.get(pair, "train") for pair in pairs]
-    spare = rng.permutation([i for pair in sorted(own) if pair not in held for i in rng.permutation(own[pair])[1:]])
-    each = min(max(1, round(share * split.count("train"))), len(spare) // 2)
-    for place, image in enumerate(spare[:2 * each].astype(int)):
-        split[image] = PHASES[2 - place % 2]
+        images_of.setdefault(pair, []).append(image)
+    compositions = sorted(images_of)
+    unseen = choose_unseen(compositions, share, random)
+    split = [unseen.get(pair, "train") for pair in pairs]
+
+    # Of each seen composition all images but one may leave training.
+    spare = []
+    for pair in compositions:
+        if pair not in unseen:
+            spare += random.permutation(images_of[pair])[1:].tolist()
+    spare = random.permutation(spare).astype(int)
+    wanted = max(1, round(image_share * split.count("train")))
+    each = min(wanted, len(spare) // 2)
+    for place, image in enumerate(spare[:2 * each]):
+        split[image] = "test" if place % 2 == 0 else "val"
     if set(split) != set(PHASES):
-        raise ValueError(f"{count(len(pairs), 'image')} of {count(len(own), 'composition')}: too few for three sets")
+        raise ValueError(f"{count(len(pairs), 'image')} of {count(len(images_of), 'composition')}: "
+                         "too few for three sets")
     return split
 
 
+def choose_unseen(compositions, share, random):
+    """{(state, object): "val" or "test"}: `share` of the compositions each, or as many as can be.
+
+    Every state and object stays in a composition that is not chosen.
+    """
+    states = Counter(state for state, _ in compositions)
+    objects = Counter(object_ for _, object_ in compositions)
+    wanted = 2 * max(1, round(share * len(compositions)))
+    unseen = {}
+    for place in random.permutation(len(compositions)):
+        state, object_ = compositions[place]
+        if len(unseen) < wanted and states[state] > 1 and objects[object_] > 1:
+            unseen[state, object_] = "test" if len(unseen) % 2 == 0 else "val"
+            states[state] -= 1
+            objects[object_] -= 1
+    return unseen
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
 def plain(image):
-    """An image's name with `/` between folders and no `./` before."""
-    return image.replace("\\", "/").removeprefix("./")
+    """An image's name with `/` between folders, no `./` before, and `é` one character (NFC)."""
+    return unicodedata.normalize("NFC", image.replace("\\", "/").removeprefix("./"))
+
+
+def clean(name):
+    """A state's or object's name without blanks around it, one blank within, `é` one character."""
+    return re.sub("[ \t]+", " ", unicodedata.normalize("NFC", name)).strip()
 
 
 def count(number, what):
@@ -416,35 +1025,101 @@ def count(number, what):
 def some(names, most=5):
     """The first few of many names, and how many more."""
     names = list(map(str, names))
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    text = ", ".join(printable(name) for name in names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most:,} more"
+    return text
+
+
+def printable(text):
+    """Text without what could steer a terminal.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    characters = []
+    for character in text:
+        if character.isprintable():
+            characters.append(character)
+        else:
+            characters.append(repr(character)[1:-1])
+    return "".join(characters)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def report(dataset, problems):
+    """Print the counts that papers give, the notes, and the problems."""
+    seen = dataset.seen  # (S, O)
+    listed = {tuple(pair) for pairs in dataset.pairs.values() for pair in pairs.tolist()}
+    print(f"{dataset.name}: {count(len(dataset.states), 'state')}, "
+          f"{count(len(dataset.objects), 'object')}, {count(seen.size, 'composition')}; "
+          f"{len(listed):,} listed, {seen.size - len(listed):,} in no list")
+    print(f"{'':12}{'seen':>8}{'unseen':>8}{'images':>10}{'of seen':>10}{'of unseen':>10}")
+    for phase in PHASES:
+        pairs = seen[tuple(dataset.pairs[phase].T)]  # (P,)
+        images = seen.ravel()[dataset.targets[phase]]  # (N,)
+        print(f"{phase:12}{pairs.sum():8,}{(~pairs).sum():8,}"
+              f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
+    for note in dataset.notes:
+        print(f"note: {printable(note)}")
+    for problem in problems:
+        lines = [printable(line) for line in problem.split("\n")]
+        print("problem:", "\n".join(lines))
+
+
+def next_command(dataset, name, root):
+    """The command that trains on it, with random word vectors where there are none."""
+    command = f"python compcos.py --dataset {shlex.quote(name)}{data_root_option(root)}"
+    there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
+    if any(place.exists() for place in there):
+        return command
+    return (f"{command} --vectors random"
+            "   # better: a file of word vectors, or glove, word2vec, fasttext (see download.py)")
+
+
+def parse(argv):
+    """The command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("dataset", metavar="DATASET|FOLDER",
+        help=f"{', '.join(FOLDERS)}, or the folder of another")
+    add("--data-root", default="data", metavar="DIR",
+        help="where datasets and word vectors are (default: data)")
+    add("--make-split", action="store_true",
+        help="divide own photos, in state_object/ or state/object/ folders or named in an "
+             "images.csv (image,state,object); the longest run of _, of equals the first, in "
+             "state_object ends the state's name")
+    add("--share", type=float, default=COMPOSITION_SHARE,
+        help="of --make-split: the share of compositions that are unseen in val, and in test "
+             f"(default: {COMPOSITION_SHARE})")
+    add("--seed", type=int, default=0, help="of --make-split (default: 0)")
+    add("--download", action="store_true", help="say which command fetches the dataset")
+    options = parser.parse_args(argv)
+    if options.download:
+        parser.error("downloads are a script of their own: python download.py "
+                     f"{options.dataset}{data_root_option(options.data_root)}")
+    return options
 
 
 @common.command
 def main(argv=None):
-    """Check a dataset, after making its split or downloading it if asked: exit status 1 if it cannot be used."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("dataset", metavar="DATASET|FOLDER", help=f"{', '.join(FOLDERS)}, or the folder of another")
-    add("--data-root", default="data", metavar="DIR", help="where datasets and word vectors are (default: data)")
-    add("--make-split", action="store_true", help="divide own photos, in state_object/ or state/object/ folders or "
-        "named in an images.csv (image,state,object); the first _ of state_object ends the state's name")
-    add("--seed", type=int, default=0, help="of --make-split (default: 0)")
-    add("--download", action="store_true", help="fetch the dataset first; what is there already stays")
-    add("--vectors", nargs="+", default=[], choices=["word2vec", "fasttext", "glove"], metavar="NAME",
-        help="with --download, also these word vectors: word2vec (1.5 GB), fasttext (4.2 GB), glove (0.8 GB)")
-    options = parser.parse_args(argv)
-    if options.vectors and not options.download:
-        parser.error("--vectors goes with --download")
-    if options.download:
-        import download
-        download.download(options.dataset, options.data_root, options.vectors)
+    """Check a dataset, after making its split if asked: exit status 1 if it cannot be used."""
+    options = parse(argv)
     folder = locate(options.dataset, options.data_root)
     if options.make_split:
-        make_split(folder, options.seed)
+        make_split(folder, options.seed, options.share)
     dataset, problems = read(folder)
-    problems += missing_files(dataset)
+    if dataset.states:  # else there is nothing that could lack files
+        problems += missing_files(dataset)
+        dataset.notes.extend(unnamed_photos(dataset))
     report(dataset, problems)
-    return 1 if problems else 0
+    if problems:
+        return 1
+    print(f"next: {next_command(dataset, options.dataset, options.data_root)}")
+    return 0
 
 
 if __name__ == "__main__":

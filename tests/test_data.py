@@ -1,5 +1,6 @@
 """Tests of data.py: layouts, odd rows, checks and splits, on folders made here and on the real lists of ../shared."""
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import data
+import drawings
 
 SHARED = Path(__file__).parent / "../../shared/data"
 LISTS = {"train": ["wet cat", "wet dog", "dry cat", "old Shoes.Flats"], "val": ["wet cat", "dry dog"],
@@ -133,6 +136,8 @@ def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
     assert data.load(publish(tmp_path / "x", rows=rows)).notes == [
         "no val image shows an unseen composition: only the seen half can be evaluated",
         "no test image shows an unseen composition: only the seen half can be evaluated",
+        "1 val row repeating an image and its composition: each row counts",
+        "2 test rows repeating an image and its composition: each row counts",
         "1 image in more than one set"]
 
 
@@ -140,7 +145,7 @@ def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
     (lambda f: (f / data.SPLIT / "val_pairs.txt").unlink(), ["val_pairs.txt is missing"]),
     (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("\n"), ["val_pairs.txt is empty"]),
     (lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("wet dog\nwet\nwet old dog"), ["line 2 'wet'", "line 3"]),
-    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"), ["val_pairs.txt: 'utf-8'"]),
+    (lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"), ["val_pairs.txt is not in UTF-8"]),
     (lambda f: (f / f"metadata_{data.SPLIT}.t7").unlink(), ["t7 is missing"]),
     (lambda f: (f / f"metadata_{data.SPLIT}.t7").write_text("<html>"), ["no torch.save of a list of dicts"]),
     (lambda f: torch.save([{"image": "1"}], f / f"metadata_{data.SPLIT}.t7"), ["attr, obj, set (KeyError: 'attr')"]),
@@ -171,11 +176,12 @@ def test_empty_sets_and_metadata_of_other_pairs(tmp_path):
 
 
 def test_unknown_names_and_missing_folders(tmp_path, capsys):
-    for name, words in ("utzappos", "--download"), ("zappo", "utzappos, mitstates, cgqa"):
+    for name, words in ("utzappos", "python download.py utzappos"), ("zappo", "utzappos, mitstates, cgqa"):
         with pytest.raises(FileNotFoundError, match=words):
             data.load(name, tmp_path)
         status, output = check(capsys, name, "--data-root", tmp_path)
-        assert status == 2 and output.startswith("error: no dataset") and output.count("\n") == 1
+        assert status == 2 and output.startswith("error: no dataset")
+        assert output.count("\n") == (8 if name == "utzappos" else 1)
 
 
 def test_feasible_pairs(tmp_path):
@@ -197,7 +203,8 @@ def test_images_csv(tmp_path):
     (semicolon / "images.csv").write_bytes(f"\ufeffSplit;Comment;object;state;image\r\n{swapped}\r\n".encode())
     for folder in comma, semicolon:
         dataset = data.load(folder)
-        assert dataset.name == folder.name and dataset.notes == ["1 row with NA skipped"]
+        assert dataset.name == folder.name and dataset.notes[0] == "1 row with NA skipped"
+        assert all("shows a seen composition" in note for note in dataset.notes[1:])
         assert names(dataset, "train") == [("a/1.jpg", "dark red", "car"), ("a/2.jpg", "blue", "bus")]
         assert names(dataset, "val") == [("3.jpg", "blue", "car"), ("6.jpg", "blue", "car")]
         assert dataset.pairs["test"].tolist() == [[1, 0]]
@@ -244,7 +251,9 @@ def test_check_prints_counts_and_every_problem(tmp_path, capsys):
         "train              4       0         4         4         0",
         "val                1       1         2         1         1",
         "test               1       2         3         1         2",
-        "note: 1 row with NA skipped"]
+        "note: 1 row with NA skipped",
+        f"next: python compcos.py --dataset cgqa --data-root {tmp_path} --vectors random   # better: "
+        "a file of word vectors, or glove, word2vec, fasttext (see download.py)"]
     for image in "5.jpg", "a/1.jpg":
         (folder / "images" / image).unlink()
     (folder / data.SPLIT / "test_pairs.txt").unlink()
@@ -252,13 +261,13 @@ def test_check_prints_counts_and_every_problem(tmp_path, capsys):
     status, output = check(capsys, folder)
     problems = [line for line in output.splitlines() if line.startswith("problem: ")]
     assert status == 1 and len(problems) == 3 and "test_pairs.txt is missing" in problems[0]
-    assert "features.npz has no readable `files`" in problems[1]
+    assert "features.npz: not a NumPy .npz archive" in problems[1]
     assert "2 of 7 images" in problems[2] and problems[2].endswith("a/1.jpg, 5.jpg")
 
 
 @pytest.mark.parametrize("save", [
     lambda folder, files: np.savez(folder / "features.npz", files=files, features=np.zeros((len(files), 4))),
-    lambda folder, files: torch.save({"files": files, "features": torch.ones(9, 4)}, folder / "resnet18_featurers.t7")])
+    lambda folder, files: torch.save({"files": files, "features": torch.ones(len(files), 4)}, folder / "resnet18_featurers.t7")])
 def test_features_do_instead_of_images(tmp_path, capsys, save):
     folder = publish(tmp_path / "x", photos=False)
     save(folder, [f".\\{row[0]}" for row in ROWS])
@@ -324,7 +333,7 @@ def test_divide():
         own = {phase: {pair for pair, its in zip(pairs, split) if its == phase} for phase in data.PHASES}
         assert all({pair[part] for pair in own["train"]} == {pair[part] for pair in pairs} for part in (0, 1))
         unseen = [own[phase] - own["train"] for phase in ("val", "test")]
-        assert len(unseen[0]) == len(unseen[1]) == round(0.15 * len(set(pairs))) and not unseen[0] & unseen[1]
+        assert len(unseen[0]) == len(unseen[1]) == round(0.2 * len(set(pairs))) and not unseen[0] & unseen[1]
         assert all(its == "val" for pair, its in zip(pairs, split) if pair in unseen[0])
         old = Counter(its for pair, its in zip(pairs, split) if pair in own["train"])
         assert old["val"] == old["test"] == round(0.15 * old.total())
@@ -379,3 +388,364 @@ def test_fashion(capsys):
     assert [len(dataset.images[phase]) for phase in data.PHASES] == [8355, 4967, 6555]
     assert [dataset.candidates(phase).sum() - 490 for phase in data.PHASES] == [0, 130, 165]
     assert check(capsys, "fashion", "--data-root", SHARED)[0] == 0
+
+
+# ---- whatever people bring -----------------------------------------------------------------------
+
+
+def photo(file, size=(4, 3)):
+    """A photo in the format of its suffix."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (200, 30, 30)).save(file)
+
+
+def photos(folder, states=("wet", "dry"), objects=("cat", "dog"), number=4, style="{}_{}"):
+    """A folder of photos, empty ones."""
+    for state in states:
+        for object_ in objects:
+            for i in range(number):
+                touch(folder / style.format(state, object_) / f"{i}.jpg")
+    return folder
+
+
+def test_every_photo_format_is_taken_and_the_rest_counted(tmp_path, capsys):
+    photos(tmp_path / "x")
+    taken = ["a.jfif", "a.jpe", "a.ppm", "a.jp2", "a.TIF", "a.webp", "a.bmp", "a.gif", "a.avif"]
+    taken = [name for name in taken if Path(name).suffix.lower() in data.photo_suffixes()]
+    assert {"a.jfif", "a.jpe", "a.ppm", "a.TIF", "a.bmp", "a.gif"} <= set(taken)
+    for name in taken:
+        photo(tmp_path / "x/wet_cat" / name)
+    for name in "wet_fox/1.xyz", "wet_fox/2.xyz", "wet_cat/1.pdf", "wet_cat/1.eps", "wet_cat/notes":
+        touch(tmp_path / "x" / name)
+    for name in ".DS_Store", "._1.jpg", "Thumbs.db", "@eaDir/1.jpg", "@eaDir/SYNO@.x":
+        touch(tmp_path / "x/wet_cat" / name)
+    status, output = check(capsys, tmp_path / "x", "--make-split")
+    assert status == 0
+    assert sum(map(len, data.load(tmp_path / "x").images.values())) == 16 + len(taken)
+    notes = [line for line in output.splitlines() if "left out" in line]
+    assert notes == ["note: 5 files left out, which Pillow does not open as photos here: 2 .xyz, 1 .eps, "
+                     "1 .pdf, 1 without suffix; nothing is left of wet_fox; save photos among them as JPEG or PNG"]
+
+
+def test_a_plugin_is_named_for_what_stays_out(tmp_path, capsys):
+    photos(tmp_path / "x")
+    touch(tmp_path / "x/wet_cat/1.zzz")
+    note = data.what_stayed_out([], ["wet_cat/1.HEIC", "wet_cat/1.heif"])
+    assert "1 .heic, 1 .heif" in note and "`pip install pillow-heif`, or save them as JPEG or PNG" in note
+
+
+def test_links_to_folders_are_followed_once_around(tmp_path, capsys):
+    photos(tmp_path / "elsewhere/store", ["wet"])
+    photos(tmp_path / "x", ["dry"])
+    for name in "wet_cat", "wet_dog":
+        (tmp_path / "x" / name).symlink_to(tmp_path / "elsewhere/store" / name)
+    (tmp_path / "x/dry_cat/round").symlink_to(tmp_path / "x")
+    (tmp_path / "x/dry_cat/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    found, left_out = data.photo_files(tmp_path / "x")
+    assert len(found) == 16 and left_out == ["dry_cat/gone.jpg"]
+    assert check(capsys, tmp_path / "x", "--make-split")[0] == 0
+
+
+@pytest.mark.parametrize("folder, names", [
+    ("wet_dog", ("wet", "dog")), ("wet__dog", ("wet", "dog")), ("Potato___healthy", ("Potato", "healthy")),
+    ("Corn_(maize)___Common_rust_", ("Corn_(maize)", "Common_rust")), ("wet _dog", ("wet", "dog"))])
+def test_one_reading_of_folder_names(tmp_path, folder, names):
+    photos(tmp_path, ["a"], ["b"])
+    touch(tmp_path / folder / "1.jpg")
+    rows = data.read_photos(tmp_path)
+    assert {(row["state"], row["object"]) for row in rows} == {("a", "b"), names}
+
+
+def test_names_that_differ_in_case_or_blanks_are_noted_with_both(tmp_path):
+    rows = [("1.jpg", "Wet", "cat", "train"), ("2.jpg", "wet", "T shirt", "train"), ("3.jpg", "wet", "T_shirt", "val"),
+            ("4.jpg", " wet", "cat  ", "test"), ("5.jpg", "Wet", "T  shirt", "test")]
+    dataset = data.load(table(tmp_path, rows))
+    assert dataset.states == ["Wet", "wet"] and dataset.objects == ["T shirt", "T_shirt", "cat"]
+    assert "the states 'Wet' and 'wet' differ only in case" in dataset.notes[0]
+    assert "the objects 'T shirt' and 'T_shirt' differ only in case" in dataset.notes[1]
+
+
+def test_decomposed_names_are_one_with_composed_ones(tmp_path):
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    rows = [(f"{decomposed}/1.jpg", composed, "cat", "train"), (f"{composed}/2.jpg", decomposed, "dog", "val"),
+            ("3.jpg", composed, "cat", "test")]
+    table(tmp_path, rows)
+    for name in (f"{decomposed}/1.jpg", f"{decomposed}/2.jpg", "3.jpg"):
+        touch(tmp_path / "images" / name)
+    dataset = data.load(tmp_path)
+    assert dataset.states == [composed] and not data.missing_files(dataset) and not data.unnamed_photos(dataset)
+
+
+def test_tab_or_comma_between_names_with_blanks(tmp_path):
+    lists = {"train": ["dark red\tcar", "dark red, garden hose", "wet,car"], "val": ["wet\tgarden hose"],
+             "test": ["wet dog"]}
+    rows = [("1.jpg", "dark red", "car", "train"), ("2.jpg", "dark red", "garden hose", "train"),
+            ("3.jpg", "wet", "car", "train"), ("4.jpg", "wet", "garden hose", "validation"),
+            ("5.jpg", "wet", "dog", "Testing")]
+    folder = publish(tmp_path / "x", lists, rows)
+    (folder / "feasible_pairs.txt").write_text("dark red\tcar\nwet, garden hose\nwet dog\n")
+    dataset = data.load(folder)
+    assert dataset.states == ["dark red", "wet"] and dataset.objects == ["car", "dog", "garden hose"]
+    assert np.argwhere(dataset.feasible).tolist() == [[0, 0], [1, 1], [1, 2]]
+    assert [len(dataset.images[phase]) for phase in data.PHASES] == [3, 1, 1]
+
+
+def test_ceilings_of_images_with_several_compositions(tmp_path):
+    """4 rows of one val image, 2 of them alike, and one of another: one answer an image meets 3 of 5 rows."""
+    val = [("v.jpg", "wet", "cat", "val"), ("v.jpg", "wet", "cat", "val"), ("v.jpg", "dry", "dog", "val"),
+           ("v.jpg", "old", "dog", "val"), ("w.jpg", "dry", "dog", "val")]
+    rows = [row for row in ROWS if row[3] != "val"] + val
+    notes = data.load(publish(tmp_path / "x", {**LISTS, "val": [*LISTS["val"], "old dog"]}, rows)).notes
+    assert notes == ["1 val image with more than one composition: an accuracy ceiling of 60.0% of val",
+                     "1 val row repeating an image and its composition: each row counts"]
+
+
+def test_no_seen_image_is_noted_as_no_unseen_one_is(tmp_path):
+    rows = [row for row in ROWS if row[0] not in ("5.jpg",)]
+    assert data.load(publish(tmp_path / "x", rows=rows)).notes == [
+        "no val image shows a seen composition: only the unseen half can be evaluated"]
+
+
+def test_what_lies_outside_its_closed_world_is_usable_with_a_note(tmp_path, capsys):
+    """As on the published C-GQA: what data.py calls usable is no error, and the note gives the ceiling."""
+    rows = [*ROWS, ("10.jpg", "old", "cat", "val")]
+    folder = publish(tmp_path / "x", {**LISTS, "test": [*LISTS["test"], "old cat"]}, rows)
+    status, output = check(capsys, folder)
+    assert status == 0 and "a ceiling of 66.7% in the closed world" in output
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    lines = ["sep=;", "Image;Attr;Obj;Set", "1.jpg;wet;cat;training", "2.jpg;dry;dog;Validation",
+             "3.jpg;wet;dog;testing", "4.jpg;dry;cat;train", ";;;", ";;;", ""]
+    (tmp_path / "images.csv").write_text("\r\n".join(lines))
+    dataset = data.load(tmp_path)
+    assert names(dataset, "train") == [("1.jpg", "wet", "cat"), ("4.jpg", "dry", "cat")]
+    assert [len(dataset.images[phase]) for phase in data.PHASES] == [2, 1, 1]
+    (tmp_path / "images.csv").write_text("sep=;\nimage;state;object;split\n1.jpg;wet;;train\n")
+    with pytest.raises(ValueError, match="is empty in row 3"):
+        data.load(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1252"])
+def test_other_encodings_say_what_to_save_as(tmp_path, encoding):
+    (tmp_path / "images.csv").write_bytes("image,state,object,split\n1.jpg,n\u00e4sse,dog,train\n".encode(encoding))
+    with pytest.raises(ValueError, match="images.csv is not in UTF-8: save as CSV UTF-8"):
+        data.load(tmp_path)
+
+
+def test_numpy_texts_and_numbers_in_metadata(tmp_path):
+    folder = publish(tmp_path / "x")
+    lists = {phase: [pair.replace("old", "7") for pair in pairs] for phase, pairs in LISTS.items()}
+    for phase, pairs in lists.items():
+        (folder / data.SPLIT / f"{phase}_pairs.txt").write_text("\n".join(pairs))
+    rows = [{"image": np.str_(image), "attr": np.int64(7) if state == "old" else np.str_(state),
+             "obj": np.bytes_(object_.encode()), "set": phase} for image, state, object_, phase in ROWS]
+    torch.save(rows, folder / data.METADATA)
+    dataset = data.load(folder)
+    assert dataset.states == ["7", "dry", "wet"] and sum(map(len, dataset.images.values())) == len(ROWS)
+
+
+def test_the_only_list_is_the_metadata_under_any_name(tmp_path):
+    folder = publish(tmp_path / "x")
+    (folder / data.METADATA).rename(folder / "metadata_mine.t7")
+    torch.save({"files": [], "features": torch.zeros(0, 4)}, folder / "resnet18_featurers.t7")
+    torch.save(torch.zeros(3), folder / "other.t7")
+    assert data.load(folder).notes == [f"metadata_mine.t7 is taken as the metadata: there is no {data.METADATA}"]
+    torch.save([dict(zip(data.METADATA_KEYS, ROWS[0]))], folder / "second.t7")
+    with pytest.raises(ValueError, match=f"{data.METADATA} is missing"):
+        data.load(folder)
+
+
+def test_photos_that_no_row_names_are_listed(tmp_path, capsys):
+    folder = publish(tmp_path / "x", rows=[*ROWS, ("10.jpg", "NA", "dog", "val")])
+    for name in "new/1.jpg", "2.png", "3.txt":
+        touch(folder / "images" / name)
+    assert f"note: 2 photos in {folder / 'images'} that no row names: 2.png, new/1.jpg\n" in check(capsys, folder)[1]
+
+
+def test_next_command_is_one_that_can_be_typed(tmp_path, capsys):
+    folder = photos(tmp_path / "my photos", number=6)
+    output = check(capsys, folder, "--make-split")[1]
+    assert f"next: python compcos.py --dataset '{folder}' --vectors random" in output
+    (folder / "vectors.txt").touch()
+    assert check(capsys, folder)[1].endswith(f"next: python compcos.py --dataset '{folder}'\n")
+
+
+# ---- features ------------------------------------------------------------------------------------
+
+
+FILES = ["a/1.jpg", "a/2.jpg", "b c/3.jpg"]
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "images/", "/home/x/images/", "C:\\x\\images\\"])
+@pytest.mark.parametrize("suffix", [".npz", ".t7"])
+def test_feature_files_may_name_images_with_their_folder(tmp_path, prefix, suffix):
+    file = tmp_path / f"f{suffix}"
+    files = [prefix + name for name in FILES]
+    if suffix == ".npz":
+        np.savez(file, files=files, features=np.eye(3), key="mine")
+    else:
+        torch.save({"files": np.array(files), "features": torch.eye(3).bfloat16().requires_grad_()}, file)
+    stored = data.read_features(file, FILES)
+    assert stored["files"] == FILES and np.array_equal(stored["features"], np.eye(3))
+
+
+def test_features_of_other_images_stay_what_they_are(tmp_path):
+    np.savez(tmp_path / "f.npz", files=["x/a/1.jpg", "a/1.jpg", "a/2.jpg"], features=np.eye(3))
+    assert data.read_features(tmp_path / "f.npz", FILES)["files"] == ["x/a/1.jpg", "a/1.jpg", "a/2.jpg"]
+
+
+@pytest.mark.parametrize("content, words", [
+    (dict(files=FILES, features=np.zeros((3, 0))), "features of 0 numbers"),
+    (dict(files=FILES, features=np.zeros((2, 4))), "3 files need"),
+    (dict(files=FILES, features=np.array([["x"] * 2] * 3)), "3 files need"),
+    (dict(files=np.array(FILES, object), features=np.eye(3)), "Object arrays or other Python objects"),
+    (dict(names=FILES), "holds names; expected `files`"),
+    (dict(files=["a", "a"], features=np.eye(2)), "several rows that differ for a")])
+def test_wrong_feature_files_are_named_without_unsafe_advice(tmp_path, content, words):
+    np.savez(tmp_path / "f.npz", **content)
+    with pytest.raises(ValueError, match=words) as error:
+        data.read_features(tmp_path / "f.npz")
+    assert "f.npz" in str(error.value) and "allow_pickle" not in str(error.value)
+
+
+def test_wrong_tensor_files_are_named_without_unsafe_advice(tmp_path):
+    file = tmp_path / "f.t7"
+    torch.save({"files": Path("x"), "features": Counter}, file)
+    with pytest.raises(ValueError, match="Object arrays or other Python objects") as error:
+        data.load_tensors(file)
+    assert "weights_only" not in str(error.value)
+    for content in b"", b"hello", b"PK\x03\x04":
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="f.t7"):
+            data.load_tensors(file)
+    with pytest.raises(FileNotFoundError):
+        data.load_tensors(tmp_path / "none.t7")
+    with pytest.raises(OSError, match="no plain file"):
+        data.load_tensors(tmp_path)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    """Any bit of the stored numbers; the rest of an archive need not differ."""
+    np.savez(tmp_path / "f.npz", files=FILES, features=np.eye(3))
+    torch.save({"files": FILES, "features": torch.full((3, 64), 1.5)}, tmp_path / "f.t7")
+    numbers = {"f.npz": np.eye(3).tobytes(), "f.t7": np.full((3, 64), 1.5, "f4").tobytes()}
+    for name, stored in numbers.items():
+        body = bytearray((tmp_path / name).read_bytes())
+        start = body.find(stored)
+        assert start > 0
+        for place in range(start, start + len(stored), 37):
+            body[place] ^= 4
+            (tmp_path / name).write_bytes(body)
+            with pytest.raises(ValueError, match=f"{name} is damaged"):
+                data.read_features(tmp_path / name)
+            body[place] ^= 4
+        (tmp_path / name).write_bytes(body)
+        assert data.read_features(tmp_path / name)["files"] == FILES
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "images.csv")
+    with pytest.raises(ValueError, match="images.csv is no plain file"):
+        data.load(tmp_path)
+
+
+# ---- splits, folders, drawings -------------------------------------------------------------------
+
+
+def test_share_decides_how_many_compositions_are_unseen(tmp_path, capsys):
+    pairs = [(f"s{i % 4}", f"o{i % 7}") for i in range(28 * 5)]  # 4 and 7 have no common factor: 28 pairs
+    for seed in range(20):
+        for share, expected in (None, 6), (0.15, 4), (0.25, 7):
+            split = data.divide(pairs, seed) if share is None else data.divide(pairs, seed, share)
+            shown = {phase: {pair for pair, its in zip(pairs, split) if its == phase} for phase in data.PHASES}
+            for phase in "val", "test":
+                assert len(shown[phase] - shown["train"]) == expected
+    for share in 0, 0.5, -1, float("nan"):
+        with pytest.raises(ValueError, match="a share of .*: expected more than 0 and less than 0.5"):
+            data.divide(pairs, 0, share)
+    folder = photos(tmp_path, [f"s{i}" for i in range(4)], [f"o{i}" for i in range(7)])
+    status, output = check(capsys, folder, "--make-split", "--share", "0.1")
+    assert status == 0 and "share 0.1" in output
+    dataset = data.load(folder)
+    assert [(~dataset.seen[tuple(dataset.pairs[phase].T)]).sum() for phase in data.PHASES] == [0, 3, 3]
+
+
+def test_shapes_means_the_folder_of_the_data_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "shapes", [row for row in ROWS])
+    with pytest.raises(FileNotFoundError, match="python drawings.py --out root/shapes"):
+        data.locate("shapes", "root")
+    (tmp_path / "root/shapes").mkdir(parents=True)
+    assert data.locate("shapes", "root") == Path("root/shapes") and data.locate("./shapes") == Path("shapes")
+
+
+def test_a_wrong_folder_shows_what_is_expected_beside_what_is_there(tmp_path, capsys):
+    touch(tmp_path / "zappos/images/1.jpg")
+    touch(tmp_path / "notes.txt")
+    status, output = check(capsys, "utzappos", "--data-root", tmp_path)
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert status == 2 and lines[1:4] == ["expected: found:", f"{tmp_path}/ {tmp_path}/", "ut-zap50k/ notes.txt"]
+    assert lines[4:] == ["compositional-split-natural/ zappos/", "train_pairs.txt, val_pairs.txt, test_pairs.txt",
+                         data.METADATA, "images/ (or features.npz)"]
+    status, output = check(capsys, tmp_path)
+    assert status == 1 and "images.csv (image,state,object,split)" in " ".join(output.split())
+    assert "zappos/" in output
+
+
+def test_the_folder_given_where_its_parent_is_wanted_is_told(tmp_path, capsys):
+    publish(tmp_path / "ut-zap50k")
+    assert f"give {tmp_path}\n" in check(capsys, "utzappos", "--data-root", tmp_path / "ut-zap50k")[1]
+    output = check(capsys, tmp_path)[1]
+    assert f"it holds ut-zap50k/: name the dataset utzappos and give --data-root {tmp_path}" in output
+
+
+def test_download_is_a_hint(tmp_path, capsys):
+    status, output = check(capsys, "cgqa", "--download", "--data-root", "a b")
+    assert status == 2 and "python download.py cgqa --data-root 'a b'" in output
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, capsys):
+    rows = [*ROWS[:4], ("5\x1b[2J.jpg", "wet", "cat", "val"), *ROWS[5:]]
+    output = check(capsys, publish(tmp_path / "x", rows=rows, photos=False))[1]
+    assert "\x1b" not in output and "5\\x1b[2J.jpg" in output
+
+
+def test_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=1, unseen=1))
+    folder, fill = tmp_path / "shapes", drawings.fill
+
+    def second_is_first(part, seed):
+        with monkeypatch.context() as patch:
+            patch.setattr(drawings, "fill", fill)
+            drawings.ensure(folder)
+        fill(part, seed)
+
+    monkeypatch.setattr(drawings, "fill", second_is_first)
+    drawings.ensure(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+    assert len(data.load(folder).images["train"]) == 63
+    monkeypatch.setattr(drawings, "fill", fill)
+    with pytest.raises(ValueError, match="is there already"):
+        drawings.make(folder)
+
+
+def test_what_a_killed_drawing_left_is_cleared(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=1, unseen=1))
+    for name, age in ("old", 2 * drawings.FORGOTTEN), ("new", 0):
+        part = tmp_path / f".shapes.1.{name}.part"
+        part.mkdir()
+        os.utime(part, (part.stat().st_atime, part.stat().st_mtime - age))
+    drawings.ensure(tmp_path / "shapes")
+    assert {path.name for path in tmp_path.iterdir()} == {"shapes", ".shapes.1.new.part"}
+
+
+def test_the_pictures_are_those_that_the_reports_were_made_with(tmp_path, monkeypatch):
+    """Of every state, by the check sum of their pixels (of this drawing, Pillow draws alike on all machines tried)."""
+    random = np.random.default_rng(0)
+    sums = []
+    for family, states in drawings.STATES.items():
+        for state in states:
+            object_ = drawings.OBJECTS.get(family, drawings.OBJECTS["toy"])[0]
+            sums.append(int(np.asarray(drawings.draw(state, object_, random), np.int64).sum()))
+    assert sums == [2130671, 1703658, 1829422, 1975577, 1841410, 2171083, 2165676, 2300119, 1886891, 2413731, 2302160, 2279932, 2102024, 1638849, 1760540]

@@ -37,7 +37,12 @@ class Handler(BaseHTTPRequestHandler):
         name, times, after = fault or ("", 0, 0)
         if body is None or name == "broken" and times:
             return self.fail(body, times)
-        if name != "no ranges" and start:
+        if name == "other range" and times and start:
+            self.server.files[self.path] = body, (name, times - 1, after)
+            self.send_response(206)
+            start -= after
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        elif name != "no ranges" and start:
             self.send_response(206)
         else:
             start = 0
@@ -144,14 +149,17 @@ def test_utzappos(server, tmp_path, capsys):
     photos = below("ut-zap50k-images", {**photos, "Shoes/Flats/99.jpg": b""})
     server.files["/compositional_split_natural.tar.gz"] = tarred(splits), None
     server.files["/ut-zap50k-images.zip"] = zipped(photos), None
-    assert data.main(["utzappos", "--download", "--data-root", str(tmp_path)]) == 0
+    download.main(["utzappos", "--data-root", str(tmp_path)])
+    assert data.main(["utzappos", "--data-root", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "utzappos: 2 states, 2 objects, 4 compositions; 3 listed" in output and "problem" not in output
     assert tree(tmp_path) == below("ut-zap50k", {**layout(old=True), **below("images", wanted)})
     asked = len(server.asked)
-    assert data.main(["utzappos", "--download", "--data-root", str(tmp_path)]) == 0 and len(server.asked) == asked
+    download.main(["utzappos", "--data-root", str(tmp_path)])
+    assert len(server.asked) == asked and "already" in capsys.readouterr().out
     (tmp_path / f"ut-zap50k/metadata_{data.SPLIT}.t7").unlink()  # the lists are there, the metadata is not
-    assert data.main(["utzappos", "--download", "--data-root", str(tmp_path)]) == 0
+    download.main(["utzappos", "--data-root", str(tmp_path)])
+    assert data.main(["utzappos", "--data-root", str(tmp_path)]) == 0
 
 
 def test_utzappos_names_that_several_files_share_are_not_guessed(tmp_path):
@@ -215,6 +223,16 @@ def test_the_next_run_goes_on_unless_the_file_has_changed(server, tmp_path):
     server.files["/a.zip"], server.asked[:] = (changed, None), []
     fetch(server, copy / "a.zip")
     assert (copy / "a.zip").read_bytes() == changed and server.asked == [0]
+
+
+@pytest.mark.parametrize("after", [500_000, -7])
+def test_a_partial_answer_of_another_range_is_asked_for_whole(server, tmp_path, after):
+    server.files["/a.zip"] = ZIP, ("cut", 1, 1_000_000)
+    with pytest.raises(OSError, match="run it again to go on"):
+        fetch(server, tmp_path / "a.zip", tries=1)
+    server.files["/a.zip"], server.asked[:] = (ZIP, ("other range", 1, after)), []
+    fetch(server, tmp_path / "a.zip", tries=1)
+    assert tree(tmp_path) == {"a.zip": ZIP} and server.asked == [0, 1_000_000, 0]
 
 
 @pytest.mark.parametrize("fault", [("no ranges", 1, 9_000), ("no length", 0, 0), ("broken", 3, 0), ("stall", 1, 9_000)])
@@ -313,3 +331,85 @@ def test_an_archive_of_something_else(tmp_path):
         with pytest.raises(ValueError, match="holds only letters/1.txt: nothing was unpacked"):
             download.unpack(tmp_path / "a.zip", tmp_path, plan)
     assert list(tree(tmp_path)) == ["a.zip"]
+
+
+def encrypted(archive, name):
+    """The zip file's bytes with one member marked as encrypted, in its local and its central header."""
+    body = bytearray(archive)
+    for signature, flag, start in (b"PK\x03\x04", 6, 30), (b"PK\x01\x02", 8, 46):
+        place = body.find(signature)
+        while place >= 0:
+            if body[place + start:].startswith(name.encode()):
+                body[place + flag] |= 1
+            place = body.find(signature, place + 1)
+    return bytes(body)
+
+
+def of_method(archive, name, method):
+    """The zip file's bytes with one member said to be packed by another method."""
+    body = bytearray(archive)
+    for signature, field, start in (b"PK\x03\x04", 8, 30), (b"PK\x01\x02", 10, 46):
+        place = body.find(signature)
+        while place >= 0:
+            if body[place + start:].startswith(name.encode()):
+                body[place + field:place + field + 2] = method.to_bytes(2, "little")
+            place = body.find(signature, place + 1)
+    return bytes(body)
+
+
+def test_members_that_cannot_be_opened_are_named_and_the_archive_stays(tmp_path):
+    files = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
+    body = of_method(encrypted(zipped(files), "images/1.jpg"), "images/2.jpg", 97)
+    (tmp_path / "a.zip").write_bytes(body)
+    with pytest.raises(ValueError, match="2 files encrypted.*1.jpg .*encrypted.*2.jpg .*another program"):
+        download.unpack(tmp_path / "a.zip", tmp_path, download.plan_layout)
+    assert tree(tmp_path) == {"a.zip": body}
+
+
+@pytest.mark.parametrize("moves", range(5))
+def test_a_kill_between_the_moves_is_made_good_by_the_next_run(server, tmp_path, monkeypatch, moves):
+    """Killed after so many moves, with nothing cleared up; the next run has no need of the server."""
+    files = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
+    server.files["/cgqa.zip"] = zipped(files), None
+    replace, moved = download.os.replace, []
+
+    def killed(source, target):
+        if "unpacked" in str(source):
+            if len(moved) == moves:
+                raise KeyboardInterrupt
+            moved.append(target)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            download.download("cgqa", tmp_path)
+    server.asked.clear()
+    download.download("cgqa", tmp_path)
+    assert tree(tmp_path) == below("cgqa", files) and server.asked == []
+    assert download.download("cgqa", tmp_path) == []
+
+
+def test_without_a_connection_it_says_what_to_put_where(tmp_path, monkeypatch, capsys):
+    addresses = {name: f"http://127.0.0.1:1/{url.rpartition('/')[2]}" for name, url in download.ADDRESSES.items()}
+    monkeypatch.setattr(download, "ADDRESSES", addresses)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit) as end:
+        download.main(["utzappos", "--data-root", str(tmp_path), "--vectors", "word2vec", "glove"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "without a connection here, fetch elsewhere" in said
+    for source, place in [("splits", "ut-zap50k/compositional_split_natural.tar.gz"),
+                          ("utzappos", "ut-zap50k/ut-zap50k-images.zip"),
+                          ("word2vec", "w2v/GoogleNews-vectors-negative300.bin.gz"), ("glove", "glove/glove.6B.zip")]:
+        assert f"  {addresses[source]}\n    as {tmp_path / place}\n" in said
+    assert not tree(tmp_path)
+
+
+def test_the_script_says_what_came_and_refuses_what_it_does_not_know(server, tmp_path, capsys):
+    server.files["/glove.6B.zip"] = zipped({"glove.6B.300d.txt": b"300"}), None
+    download.main(["--vectors", "glove", "--data-root", str(tmp_path)])
+    assert capsys.readouterr().out == "fetched glove\n"
+    for arguments in ["shapes"], ["fashion"], []:
+        with pytest.raises(SystemExit):
+            download.main([*arguments, "--data-root", str(tmp_path)])
+        assert "only utzappos, mitstates, cgqa can be downloaded" in capsys.readouterr().err
