@@ -1,22 +1,32 @@
-"""The bias-sweep evaluator of compositional zero-shot learning: exact, streaming, one file, NumPy alone. Copy it.
+"""The bias-sweep evaluator of compositional zero-shot learning: exact, streaming, NumPy alone.
 
-An image is predicted as the best candidate of `score + bias * [unseen]`: a low bias favours the compositions seen in
-training, a high one the unseen. Over all biases, seen against unseen accuracy is a curve with an area (AUC) and a best
-harmonic mean (HM). It changes only where an image's best seen and unseen scores cross, so eight numbers an image do.
+Copy this one file into any project.
 
-Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk, K points of a curve,
-T thresholds. Accuracies are fractions. Ties go to the lower column, seen before unseen. Two protocols: `exact` tries
-every (float64) bias where a prediction changes; `published` the about 20 of the field's evaluator, and so reports less.
+An image is predicted as the best candidate of `score + bias * [unseen]`: a low bias favours the
+compositions seen in training, a high one the unseen. Over all biases, seen against unseen accuracy
+is a curve with an area (AUC) and a best harmonic mean (HM). It changes only where an image's best
+seen and best unseen scores cross, so eight numbers an image are all that is kept.
 
-    >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P), higher is better
-    >>> target = np.array([0, 1, 2, 1])                                              # (N,) columns of the truth
-    >>> seen = np.array([True, True, False])                                         # (P,)
-    >>> report = evaluate(scores, target, seen)
+Shapes: N images, B of them in one block, P compositions (columns of the scores), k = topk,
+K points of a curve, T thresholds. Accuracies are fractions. Ties go to the lower column, seen
+before unseen. Every float64 bias is judged as real arithmetic would judge it.
+
+Two protocols: `exact` tries every bias where a prediction changes; `published` the about 20 of the
+field's evaluator. It usually understates: its HM never exceeds the exact one, its AUC can only
+where scores lie closer than its step of 1e-4.
+
+    >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P)
+    >>> target = np.array([0, 1, 2, 1])                            # (N,) columns of the truth
+    >>> seen = np.array([True, True, False])                       # (P,)
+    >>> report = evaluate(scores, target, seen)                    # higher scores are better
     >>> report["best_seen"], report["best_unseen"], round(report["auc"], 3)
     (0.3333333333333333, 1.0, 0.333)
 
-From torch: `scores.float().cpu()`. From a dictionary of scores by pair: `np.stack([d[p] for p in pairs], 1)`.
-Larger than memory: one `BiasSweep`, `update` a block; over several machines: `merge`. Reduced on a GPU: `update_kept`.
+Torch tensors are taken as they are; `scores.float().cpu()` makes them smaller or quicker to read.
+From a dictionary of scores by pair: `np.stack([d[p] for p in pairs], 1)`. Larger than memory: one
+`BiasSweep`, `update` a block; over several machines: `merge`. Reduced on a GPU: `update_kept`.
+Two systems on the same images: `compare`.
+
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
 """
 
@@ -26,363 +36,931 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
 BLOCK = 1 << 22  # bytes of scores at a time: they stay in the cache between the passes over them
 THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
-PROTOCOLS, ENDS = ("exact", "published"), ("_low", "_high")
-UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7  # columns of what is kept an image, see BiasSweep._keep
+WHOLE = 2**53  # integers up to it are float64 numbers, each of them
+RESAMPLES = 1000
+
+PROTOCOLS = ("exact", "published")
+UNITS = ("image", "composition")  # what a resample draws, and what an average counts alike
+ENDS = ("_low", "_high")
+HEADLINE = ("auc", "best_hm", "best_seen", "best_unseen")  # what `compare` compares
+ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved file
+
+# The columns of what is kept of an image, see _decisive. Composition, state and object have two
+# columns each: right for biases up to the first, and right for biases above the second.
+UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7
+KEPT = 8
+PRIMITIVES = ((STATE, "state_accuracy"), (OBJECT, "object_accuracy"))
+
 KINDS = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}
-PRIMITIVES = (STATE, "state_accuracy"), (OBJECT, "object_accuracy")
 
 
 class Curve(NamedTuple):
     """Accuracy as the bias on unseen compositions grows.
 
-    `exact`: from -inf strictly ascending; entry i holds for biases above `bias[i]` up to and including `bias[i + 1]`.
-    `published`: the biases tried, ascending, the last one 1000; entry i holds at `bias[i]`.
+    `exact`: from -inf strictly ascending; entry i holds for biases above `bias[i]` up to and
+    including `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000; entry i
+    holds at `bias[i]`.
     """
     bias: np.ndarray  # (K,)
     seen: np.ndarray  # (K,) non-increasing, accuracy on the images of seen compositions
     unseen: np.ndarray  # (K,) non-decreasing, accuracy on the others
 
 
+class Group(NamedTuple):
+    """The candidates of one kind, seen or unseen."""
+    columns: np.ndarray  # (n,) ascending
+    penalty: np.ndarray  # (P,) float32: 0 for these columns, -inf for the others
+
+
+class Turns(NamedTuple):
+    """Images in the order of the bias above which each turns wrong (if seen) or right (if not)."""
+    order: np.ndarray  # (N,) rows as they were given
+    turn: np.ndarray  # (N,) that bias, ascending; -inf and inf: the image never changes
+    seen: np.ndarray  # (N,) bool, whether the truth is a seen composition
+    gap: np.ndarray  # (N,) k-th best seen score minus the truth's: the published biases
+    bias: np.ndarray  # (K,) -inf and each finite turn once: where the exact curve has its points
+    turned: np.ndarray  # (K,) how many images have turned just above each of them
+
+
+class Images(NamedTuple):
+    """All that is known of the images of a sweep, in the order of `turns`."""
+    turns: Turns
+    kept: np.ndarray  # (N, 8)
+    composition: np.ndarray  # (N,) the truth, numbered from 0 among the compositions with images
+
+
 class BiasSweep:
     """Feed it blocks of scores; it keeps eight numbers an image and answers for every bias.
 
-    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may win; None, all of them:
-    the open world; those of training and of the phase: the closed world; seen or feasible enough: the hard mask.
-    `pairs` (P, 2) int: state and object of each column, for the accuracies on these (nan without). `topk`: right if the
-    truth is among the k best; the time grows with k. Anything else is a ValueError.
+    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may
+    win; None, all of them: the open world; those of training and of the phase: the closed world;
+    seen or feasible enough: the hard mask. `pairs` (P, 2) int: state and object of each column,
+    for the accuracies on these (nan without). `topk`: right if the truth is among the k best; the
+    time grows with k. Anything else is a ValueError. The arrays are copied.
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
-        self.seen, p = _array("seen", seen, "b", (None,)).copy(), len(seen)
-        self.candidates = _array("candidates", np.ones(p, bool) if candidates is None else candidates, "b", (p,)).copy()
-        self.pairs = None if pairs is None else _array("pairs", pairs, "iu", (p, 2))
+        self.seen = _array("seen", seen, "b", (None,)).copy()
+        count = len(self.seen)
+        if candidates is None:
+            candidates = np.ones(count, bool)
+        self.candidates = _array("candidates", candidates, "b", (count,)).copy()
+        self.pairs = None
+        if pairs is not None:
+            self.pairs = _array("pairs", pairs, "iu", (count, 2)).copy()
         self.topk = int(_array("topk", topk, "iu", ()))
-        if self.topk < 1 or not p:
-            raise ValueError(f"topk and the length of seen must be at least 1, got {topk} and {p}")
-        halves = self.seen & self.candidates, ~self.seen & self.candidates
-        self._groups = [(half, np.flatnonzero(half), np.flatnonzero(~half)) for half in halves]
+        if self.topk < 1 or not count:
+            raise ValueError("topk and the length of seen must be at least 1, "
+                             f"got {self.topk} and {count}")
+        self._places = min(self.topk, count)  # further places of the top k would stay empty
+        self._seen_group = _group(self.seen & self.candidates)
+        self._unseen_group = _group(~self.seen & self.candidates)
+        self._codes = [np.arange(count)]  # what must be equal to be right: (P,) each
+        if self.pairs is not None:
+            self._codes += [self.pairs[:, 0], self.pairs[:, 1]]
         self._parts = []  # (B, 8) each
 
     def update(self, scores, target):
-        """Add B images: `scores` (B, P), any real dtype and layout, higher is better; `target` (B,), the true columns.
+        """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
 
-        The scores are neither changed nor kept. A ValueError names the row; nothing of that call is added.
+        `target` (B,) holds the columns of the truth. Integers beyond 2^53 are refused, longer
+        floats are rounded to float64. The scores are neither changed nor kept. A ValueError names the
+        row; nothing of that call is added.
         """
-        self._keep(*_each_block(scores, target, len(self.seen), lambda block, top, _: (
-            *_best(block, top, self._groups[0], self.topk), *_best(block, top, self._groups[1], self.topk))))
+        def reduce(block, target, scratch):
+            best_seen = _best(block, self._seen_group, self._places, scratch)
+            best_unseen = _best(block, self._unseen_group, self._places, scratch)
+            return _decisive(*best_seen, *best_unseen, target, self._codes)
+
+        self._parts.append(np.concatenate(_each_block(scores, target, len(self.seen), reduce)))
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Add B images already reduced to the k best seen and k best unseen candidates, (B, k) each; target (B,).
+        """Add B images already reduced to the k best seen and the k best unseen candidates.
 
-        Best first, scores padded with -inf where a group has fewer than k candidates. Equal scores must stand in the
-        order of their columns to give what `update` gives; a GPU's topk may not do that.
+        Scores and columns (B, min(k, P)) each, best first; where a group has fewer candidates the
+        scores end in -inf (the columns there are ignored). `target` (B,). Equal scores must stand
+        in the order of their columns to give what `update` gives; a GPU's topk may not do that.
         """
-        target, kept = _array("target", target, "iu", (None,), len(self.seen)), []
-        given = ("seen", seen_scores, seen_columns), ("unseen", unseen_scores, unseen_columns)
-        for (name, scores, columns), (_, group, _) in zip(given, self._groups):
-            scores = _array(f"{name}_scores", scores, "f", (len(target), self.topk)).astype(float)
-            columns = _array(f"{name}_columns", columns, "iu", scores.shape).astype(int)
-            real = np.arange(self.topk) < len(group)  # the rest is padding
-            good = np.where(real, (np.abs(scores) < LIMIT) & np.isin(columns, group), scores == -np.inf)
-            if not (good := good.all(1) & (scores[:, 1:] <= scores[:, :-1]).all(1)).all():
-                raise ValueError(f"{name} row {good.argmin()} must hold scores of {name} candidates, best first, then "
-                                 f"-inf; got {scores[good.argmin()]} at columns {columns[good.argmin()]}")
-            kept += scores, np.where(real, columns, -1)
-        self._keep(*kept, target)
+        target = _array("target", target, "iu", (None,), len(self.seen))
+        shape = (len(target), self._places)
+        best_seen = _checked_best("seen", seen_scores, seen_columns, self._seen_group, shape)
+        best_unseen = _checked_best("unseen", unseen_scores, unseen_columns,
+                                    self._unseen_group, shape)
+        self._parts.append(_decisive(*best_seen, *best_unseen, target, self._codes))
 
     def merge(self, other):
-        """Add the images of another sweep with the same masks, pairs and topk: shards evaluated apart."""
+        """Add the images of another sweep with the same masks, pairs and topk: shards of a set."""
+        if not isinstance(other, BiasSweep):
+            raise ValueError(f"other must be a BiasSweep, got {type(other).__name__}")
         for name in "seen", "candidates", "pairs", "topk":
             if not np.array_equal(getattr(self, name), getattr(other, name)):
-                raise ValueError(f"cannot merge sweeps that differ in {name}: build both with the same arguments")
+                raise ValueError(f"cannot merge sweeps that differ in {name}: "
+                                 "build both with the same arguments")
         self._parts = self._parts + other._parts
 
-    def curve(self, protocol="exact"):
-        """The Curve of the images so far; ValueError without images. A missing half (no unseen images) is nan."""
-        turn, seen, kept = self._images()
-        return _curve(turn, seen, kept[:, GAP], np.ones(len(turn), int), protocol)[0]
+    def curve(self, protocol="exact", average="image"):
+        """The Curve of the images so far; ValueError without images. A half without any is nan."""
+        _choice("protocol", protocol, PROTOCOLS)
+        _choice("average", average, UNITS)
+        images = self._images()
+        counts = np.ones(len(images.kept), int)
+        weights = _weights(images.composition, counts, "image", average)
+        return _curve(images.turns, counts, weights, protocol)[0]
 
-    def report(self, protocol="exact", confidence=None):
+    def report(self, protocol="exact", confidence=None, unit="image", average="image"):
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
 
-        `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at bias 0 `state_accuracy,
-        object_accuracy`, also `..._at_best_hm` and `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk, protocol`;
-        with a confidence as 0.95 `<metric>_low` and `<metric>_high`, percentiles over 1,000 seeded bootstrap resamples
-        of the images. Without seen or without unseen images one UserWarning says so.
+        `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at
+        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (where no larger, or no
+        smaller, bias has another HM: at that infinite bias) and `..._unseen_only` (bias +inf);
+        `n_seen, n_unseen, topk, protocol`.
+
+        `confidence`, as 0.95, adds `<metric>_low` and `<metric>_high`, percentiles over 1,000
+        seeded bootstrap resamples, and `unit`, what these draw: an "image", which answers for
+        other images of the same compositions, or a whole "composition", seen and unseen apart,
+        which answers for other compositions. `average`: each "image" counts alike, or each
+        "composition" with images does (`average` is then in the report).
+
+        Without seen or without unseen images one UserWarning says so.
         """
-        if confidence is not None and not 0 < confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence!r}")
-        images = self._images()
-        n, n_seen = len(images[1]), int(images[1].sum())
-        if n_seen in (0, n):
-            warnings.warn(f"no image of {'un' * bool(n_seen)}seen compositions: what needs one is nan", stacklevel=2)
-        values = _metrics(*images, np.ones(n, int), protocol)
+        _choice("protocol", protocol, PROTOCOLS)
+        _choice("unit", unit, UNITS)
+        _choice("average", average, UNITS)
         if confidence is not None:
-            random = np.random.default_rng(0)
-            draws = (np.bincount(random.integers(n, size=n), minlength=n) for _ in range(1000))
-            draws = np.sort([list(_metrics(*images, draw, protocol).values()) for draw in draws], axis=0)
-            last = (~np.isnan(draws)).sum(0) - 1  # nan, from resamples without one half, comes last
-            for end, share in zip(ENDS, (0.5 - confidence / 2, 0.5 + confidence / 2)):
-                rank = np.rint(share * last).astype(int).clip(0)
-                values |= {name + end: float(draws[rank[i], i]) for i, name in enumerate(list(values)[:len(last)])}
-        return values | {"n_seen": n_seen, "n_unseen": n - n_seen, "topk": self.topk, "protocol": protocol}
+            confidence = _checked_confidence(confidence)
+        images = self._images()
+        count = len(images.kept)
+        seen_count = int(images.turns.seen.sum())
+        _warn_of_a_missing_half(seen_count, count)
 
-    def _keep(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Reduce the (B, k) best of both groups, padded with -inf and column -1, to what decides at every bias.
-
-        Seen rank i and unseen rank k-1-i compete for one place of the top k: the seen holds it for biases up to
-        cross[:, i]. So composition, state and object (nan if not known) are each right up to one bias (-inf: at none)
-        and above another (inf: at none): two columns each.
-        """
-        part = np.full((len(target), 8), np.nan)
-        own = np.where(unseen_columns == target[:, None], unseen_scores, -np.inf).max(1)
-        with np.errstate(invalid="ignore"):  # -inf - -inf: both are padding, and no column matches
-            cross = seen_scores - unseen_scores[:, ::-1]
-            part[:, GAP], part[:, TARGET] = seen_scores[:, -1] - own, target
-        codes = [np.arange(len(self.seen)), *(() if self.pairs is None else self.pairs.T)]
-        for i, code in zip((UP_TO, STATE, OBJECT), codes):
-            for at, columns, turns, never in ((i, seen_columns, cross, -np.inf),
-                                              (i + 1, unseen_columns, cross[:, ::-1], np.inf)):
-                match = (code[columns] == code[target][:, None]) & (columns >= 0)
-                part[:, at] = np.where(match.any(1), turns[np.arange(len(match)), match.argmax(1)], never)
-        self._parts.append(part)
+        values = _metrics(images, np.ones(count, int), protocol, "image", average)
+        if confidence is not None:
+            draws = [list(_metrics(images, drawn, protocol, unit, average).values())
+                     for drawn in _resamples(images.composition, images.turns.seen, unit)]
+            low, high = _percentiles(np.array(draws), confidence)
+            names = list(values)
+            for end, limits in zip(ENDS, (low, high)):
+                for name, limit in zip(names, limits):
+                    values[name + end] = float(limit)
+            values["unit"] = unit
+        if average != "image":
+            values["average"] = average
+        return values | {"n_seen": seen_count, "n_unseen": count - seen_count, "topk": self.topk,
+                         "protocol": protocol}
 
     def _images(self):
-        """In the order of the bias above which an image turns wrong, if it is seen, or right: that bias, seen, kept."""
-        kept = np.concatenate(self._parts or [np.empty((0, 8))])
+        """The Images so far; ValueError without any."""
+        kept = np.concatenate(self._parts or [np.empty((0, KEPT))])
         if not len(kept):
             raise ValueError("no images to evaluate: the set is empty, call update first")
-        self._parts, seen = [kept], self.seen[kept[:, TARGET].astype(int)]
+        self._parts = [kept]
+        target = kept[:, TARGET].astype(int)
+        seen = self.seen[target]
         turn = np.where(seen, kept[:, UP_TO], kept[:, ABOVE])
-        order = np.argsort(turn)
-        return turn[order], seen[order], kept[order]
+        turns = _turns(turn, seen, kept[:, GAP])
+        composition = np.unique(target, return_inverse=True)[1].reshape(-1)
+        return Images(turns, kept[turns.order], composition[turns.order])
 
 
-def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact", confidence=None):
-    """The `BiasSweep.report` of scores (N, P), higher is better, against the true columns `target` (N,); see there."""
+def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact",
+             confidence=None, unit="image", average="image"):
+    """The `BiasSweep.report` of scores (N, P), higher is better, against the true columns (N,).
+
+    `scores` and `target` are as in `BiasSweep.update`, `seen` to `topk` as in `BiasSweep`, the
+    rest as in `BiasSweep.report`.
+    """
     sweep = BiasSweep(seen, candidates=candidates, pairs=pairs, topk=topk)
     sweep.update(scores, target)
-    return sweep.report(protocol, confidence)
+    return sweep.report(protocol, confidence, unit, average)
 
 
-def accuracy_at(sweep, bias):
-    """What a user gets who fixes the bias in advance, say to validation's best: no oracle chooses it on the test set.
+def accuracy_at(sweep, bias, *, average="image"):
+    """What a user gets who fixes the bias in advance, say to validation's best: without an oracle.
 
-    Returns `seen, unseen, hm, state_accuracy, object_accuracy`; nan where there is nothing to divide by.
+    Returns `seen, unseen, hm, state_accuracy, object_accuracy`, fractions; nan where there is
+    nothing to divide by. `bias` may be infinite; nan, and what is no number, is a ValueError.
     """
-    if (bias := np.asarray(bias)).ndim or bias.dtype.kind not in "fiu" or np.isnan(bias):
-        raise ValueError(f"bias must be a number, got {bias.tolist()!r}; a report of seen or unseen alone has none")
-    _, seen, kept = sweep._images()
-    values = {name: _accuracy(kept, UP_TO, bias, half) for name, half in (("seen", seen), ("unseen", ~seen))}
-    values |= {name: _accuracy(kept, i, bias, np.ones(len(kept))) for i, name in PRIMITIVES}
-    return values | {"hm": float(_harmonic(values["seen"], values["unseen"]))}
+    _choice("average", average, UNITS)
+    bias = _checked_bias(bias)
+    images = sweep._images()
+    seen = images.turns.seen
+    weights = _weights(images.composition, np.ones(len(seen), int), "image", average)
+    values = {"seen": _accuracy(images.kept, UP_TO, bias, weights * seen),
+              "unseen": _accuracy(images.kept, UP_TO, bias, weights * ~seen)}
+    for column, name in PRIMITIVES:
+        values[name] = _accuracy(images.kept, column, bias, weights)
+    values["hm"] = float(_harmonic(values["seen"], values["unseen"]))
+    return values
+
+
+def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact",
+            average="image"):
+    """How much better system a is than system b on the same images, and how sure that is.
+
+    The sweeps must have the same images (targets in the same order), `seen`, `topk` and, where
+    both have them, `pairs`; candidates may differ. Anything else is a ValueError that says what
+    differs.
+
+    Returns a dict: for each of `auc, best_hm, best_seen, best_unseen`, as fractions,
+    `<metric>_a`, `<metric>_b`, `<metric>_difference` (a minus b), its `_difference_low` and
+    `_difference_high` over 1,000 seeded resamples that draw the same units for both, and
+    `<metric>_a_leads`, the share of the resamples in which a is strictly better; then
+    `confidence, unit, average, n_seen, n_unseen, topk, protocol`. For `unit` and `average` see
+    `BiasSweep.report`.
+    """
+    confidence = _checked_confidence(confidence)
+    _choice("unit", unit, UNITS)
+    _choice("protocol", protocol, PROTOCOLS)
+    _choice("average", average, UNITS)
+    _check_comparable(sweep_a, sweep_b)
+    both = (sweep_a._images(), sweep_b._images())
+
+    # Resamples are drawn in the order in which the images were given, which both share.
+    order = both[0].turns.order
+    composition = np.empty_like(both[0].composition)
+    composition[order] = both[0].composition
+    seen = np.empty_like(both[0].turns.seen)
+    seen[order] = both[0].turns.seen
+    _warn_of_a_missing_half(int(seen.sum()), len(seen))
+
+    def headlines(counts, unit):
+        weights = _weights(composition, counts, unit, average)
+        rows = []
+        for images in both:
+            order = images.turns.order
+            curve, area = _curve(images.turns, counts[order], weights[order], protocol)
+            rows.append(_headline(curve, area))
+        return rows
+
+    a, b = headlines(np.ones(len(seen), int), "image")
+    draws = np.array([headlines(counts, unit) for counts in _resamples(composition, seen, unit)])
+    draws_a, draws_b = draws[:, 0], draws[:, 1]  # (resamples, 4) each
+    low, high = _percentiles(draws_a - draws_b, confidence)
+
+    result = {}
+    for i, name in enumerate(HEADLINE):
+        exists = ~np.isnan(draws_a[:, i])  # a resample may lack seen or unseen images
+        leads = float("nan")
+        if exists.any():
+            leads = float((draws_a[exists, i] > draws_b[exists, i]).mean())
+        result |= {f"{name}_a": a[i], f"{name}_b": b[i], f"{name}_difference": a[i] - b[i],
+                   f"{name}_difference_low": float(low[i]),
+                   f"{name}_difference_high": float(high[i]), f"{name}_a_leads": leads}
+    return result | {"confidence": confidence, "unit": unit, "average": average,
+                     "n_seen": int(seen.sum()), "n_unseen": int((~seen).sum()),
+                     "topk": sweep_a.topk, "protocol": protocol}
+
+
+def _check_comparable(sweep_a, sweep_b):
+    """A ValueError that says why two sweeps are not of the same images and compositions."""
+    for name, sweep in (("sweep_a", sweep_a), ("sweep_b", sweep_b)):
+        if not isinstance(sweep, BiasSweep):
+            raise ValueError(f"{name} must be a BiasSweep, got {type(sweep).__name__}")
+    must = "compare needs the same images and compositions for both"
+    if len(sweep_a.seen) != len(sweep_b.seen):
+        raise ValueError(f"the numbers of compositions differ, {len(sweep_a.seen)} and "
+                         f"{len(sweep_b.seen)}: {must}")
+    if not np.array_equal(sweep_a.seen, sweep_b.seen):
+        column = (sweep_a.seen != sweep_b.seen).argmax()
+        raise ValueError(f"seen differs, first in column {column}: {must}")
+    if sweep_a.topk != sweep_b.topk:
+        raise ValueError(f"topk differs, {sweep_a.topk} and {sweep_b.topk}: {must}")
+    if sweep_a.pairs is not None and sweep_b.pairs is not None:
+        if not np.array_equal(sweep_a.pairs, sweep_b.pairs):
+            raise ValueError(f"pairs differ: {must}")
+    targets = []
+    for sweep in (sweep_a, sweep_b):
+        images = sweep._images()
+        target = np.empty(len(images.kept), int)
+        target[images.turns.order] = images.kept[:, TARGET]
+        targets.append(target)
+    if len(targets[0]) != len(targets[1]):
+        raise ValueError(f"the numbers of images differ, {len(targets[0])} and "
+                         f"{len(targets[1])}: {must}")
+    different = targets[0] != targets[1]
+    if different.any():
+        row = different.argmax()
+        raise ValueError(f"targets differ, first in row {row} ({targets[0][row]} and "
+                         f"{targets[1][row]}): {must}, in the same order")
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
-    """Top-1 AUC of the hard mask at T thresholds from one reading of the scores: the same as T evaluations give.
+    """Top-1 AUC of the hard mask at T thresholds from one reading of the scores.
 
-    `blocks`: iterable of (scores (B, P), target (B,)). At threshold t those of `candidates` (P,) remain that are seen
-    or have `feasibility` >= t. Returns (T,) `threshold`, `removed` (share of the candidates), `auc`, `auc_published`.
+    The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
+    threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
+    compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
+    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
     """
     whole = BiasSweep(seen, candidates=candidates)
-    feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape)
-    steps, inverse = np.unique(_array("thresholds", thresholds, "fiu", (None,)), return_inverse=True)
-    if not len(steps) or np.isnan(feasibility).any() or np.isnan(steps).any():
-        raise ValueError(f"feasibility and thresholds must be numbers, got {'nan' if len(steps) else 'no threshold'}")
-    level = np.searchsorted(steps, feasibility, "right") - 1  # the last threshold at which a column is kept, -1: none
-    _, unseen, others = whole._groups[1]
-    removed = (level[unseen] < np.arange(len(steps))[:, None]).sum(1) / max(whole.candidates.sum(), 1)
-    level[others] = -1
-    kept = [_by_level(whole, level, len(steps), block) for block in blocks]
-    best_seen, seen_wins, best, wins, seen = map(np.concatenate, zip(*kept)) if kept else whole._images()
+    feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape).astype(float)
+    thresholds = _array("thresholds", thresholds, "fiu", (None,)).astype(float)
+    if not len(thresholds):
+        raise ValueError("feasibility and thresholds must be numbers, got no threshold")
+    if np.isnan(feasibility).any() or np.isnan(thresholds).any():
+        raise ValueError("feasibility and thresholds must be numbers, got nan")
+    steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
+    levels = _levels(whole, feasibility, steps)
 
-    def areas(i):  # as BiasSweep does it, for k = 1
-        with np.errstate(invalid="ignore"):
-            cross = best_seen - best[:, i]
-        order = np.argsort(turn := np.where(seen_wins | wins[:, i], cross, np.where(seen, -np.inf, np.inf)))
-        images = turn[order], seen[order], cross[order], np.ones(len(seen), int)
-        return [_curve(*images, protocol)[1] for protocol in PROTOCOLS]
+    parts = []
+    for block in _iterated(blocks):
+        if not isinstance(block, (tuple, list)) or len(block) != 2:
+            raise ValueError("blocks must be pairs (scores, target), as [(scores, target)]; "
+                             f"got {type(block).__name__}")
+        parts += _each_block(*block, len(whole.seen), levels.reduce)
+    if not sum(len(part[0]) for part in parts):
+        raise ValueError("no images to evaluate: the blocks are empty")
+    seen_score, seen_right, unseen_score, unseen_right, target = map(np.concatenate, zip(*parts))
+    is_seen = whole.seen[target]
+    once = np.ones(len(target), int)
+
+    def areas(i):  # of both protocols at steps[i], as BiasSweep does it for k = 1
+        best_unseen = unseen_score[:, i].astype(float)
+        right_somewhere = np.where(is_seen, seen_right, unseen_right[:, i])
+        never = np.where(is_seen, -np.inf, np.inf)
+        turn = np.where(right_somewhere, _crossings(seen_score, best_unseen), never)
+        with np.errstate(invalid="ignore"):  # -inf - -inf: no candidate of either kind
+            turns = _turns(turn, is_seen, seen_score - best_unseen)
+        return [_curve(turns, once, once, protocol)[1] for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
-        auc, published = np.array([*pool.map(areas, range(len(steps)))])[inverse].T
-    return dict(threshold=steps[inverse], removed=removed[inverse], auc=auc, auc_published=published)
+        auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
+    return dict(threshold=steps[inverse], removed=levels.removed[inverse], auc=auc,
+                auc_published=published)
 
 
-def _by_level(whole, level, count, pair):
-    """Best seen score (B,), whether it is the truth's; best unseen at each threshold (B, T), the same; truth seen (B,).
+class Levels(NamedTuple):
+    """Which unseen candidates remain at each of T ascending thresholds, and how to use it.
 
-    The best unseen are found among the most feasible sixteenth and the other columns above the best of these: few,
-    unless scores and feasibility contradict each other.
+    The level of a column is the last threshold at which it is kept, -1 if it never competes. The
+    candidates of threshold i are those of level i or more, so the best unseen score at i is the
+    greatest of the best scores of the levels from i on: a maximum accumulated from the end.
     """
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f"blocks must be pairs (scores, target), as [(scores, target)]; got {type(pair).__name__}")
-    columns = np.argsort(level, kind="stable")[(level < 0).sum():]
-    runs, starts = np.unique(level[columns], return_index=True)
-    tail = slice(max(np.searchsorted(starts, len(columns) * 15 // 16, "right") - 1, 0), None)
-    runs, starts = runs[tail], starts[tail]
+    level: np.ndarray  # (P,)
+    removed: np.ndarray  # (T,) share of the candidates that each threshold removes
+    seen_group: Group
+    feasible: np.ndarray  # the most feasible columns, a sixteenth or more, ascending by level
+    runs: np.ndarray  # (R,) the levels among them
+    starts: np.ndarray  # (R,) where each begins in `feasible`
 
-    def reduce(block, top, target):
-        seen_score, seen_column = _best(block, top, whole._groups[0], 1)
-        best = np.full((len(block), count), -np.inf, block.dtype)
-        if len(columns):
-            best[:, runs] = np.maximum.reduceat(block.take(columns[starts[0]:], axis=1), starts - starts[0], axis=1)
-            rows, hits = np.divmod(np.flatnonzero(block > best.max(1, keepdims=True)), block.shape[1])
-            rows, hits = rows[level[hits] >= 0], hits[level[hits] >= 0]
-            np.maximum.at(best, (rows, level[hits]), block[rows, hits])
-            best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
-        rows, own, wins = np.arange(len(block)), level[target], np.zeros(best.shape, bool)
-        truth = block[rows, target]
-        for i in np.flatnonzero((own >= 0) & (best[rows, own] == truth)):  # the truth wins while it is kept, but
-            lower = level[:target[i]][block[i, :target[i]] == truth[i]]  # not while a lower column of its score is
-            wins[i, lower.max(initial=-1) + 1:own[i] + 1] = True
-        return seen_score[:, 0], seen_column[:, 0] == target, best, wins & (best == truth[:, None])
+    def reduce(self, block, target, scratch):
+        """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
+        seen_score, seen_column = _best(block, self.seen_group, 1, scratch)
+        best = self._best_unseen(block)
+        return seen_score[:, 0], seen_column[:, 0] == target, best, \
+            self._truth_wins(block, target, best), target
 
-    *reduced, target = _each_block(*pair, len(level), reduce)
-    return *reduced, whole.seen[target]
+    def _best_unseen(self, block):
+        """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
+
+        The most feasible columns compete at every threshold at which any other does. So of the
+        others only those above the best of these can matter: few, unless scores and feasibility
+        contradict each other.
+        """
+        best = np.full((len(block), len(self.removed)), -np.inf, block.dtype)
+        if not len(self.feasible):
+            return best
+        scores = block.take(self.feasible, axis=1)
+        best[:, self.runs] = np.maximum.reduceat(scores, self.starts, axis=1)
+        above = np.flatnonzero(block > best.max(axis=1, keepdims=True))
+        rows, columns = np.divmod(above, block.shape[1])
+        competes = self.level[columns] >= 0
+        rows, columns = rows[competes], columns[competes]
+        np.maximum.at(best, (rows, self.level[columns]), block[rows, columns])
+        return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
+
+    def _truth_wins(self, block, target, best):
+        """Whether the truth is the best unseen candidate at each threshold: (B, T) bool.
+
+        It is from the threshold on that removes the last lower column of its score, up to the
+        last one that keeps it, wherever it equals the best.
+        """
+        rows = np.arange(len(block))
+        own_level = self.level[target]
+        own_score = block[rows, target]
+        wins = np.zeros(best.shape, bool)
+        possible = (own_level >= 0) & (best[rows, own_level] == own_score)
+        for row in np.flatnonzero(possible):
+            lower = block[row, :target[row]] == own_score[row]
+            first = self.level[:target[row]][lower].max(initial=-1) + 1
+            wins[row, first:own_level[row] + 1] = True
+        return wins & (best == own_score[:, None])
 
 
-def _each_block(scores, target, p, work):
-    """What work(block, top, target) returns for blocks of rows, joined, and target; top: columns of the rows' best."""
-    scores = _array("scores", scores, "fiu", (None, p))
-    target = _array("target", target, "iu", (len(scores),), p)
-    kind = np.promote_types(scores.dtype, np.float32)
-    step = max(1, BLOCK // (p * kind.itemsize))
+def _levels(whole, feasibility, steps):
+    """The Levels of the unseen candidates of a sweep at ascending thresholds (T,)."""
+    unseen = whole._unseen_group.columns
+    level = np.full(len(feasibility), -1)
+    level[unseen] = np.searchsorted(steps, feasibility[unseen], "right") - 1
+
+    # The number of columns below each threshold, from how many end at each level.
+    ending = np.bincount(level[unseen] + 1, minlength=len(steps) + 1)
+    removed = np.cumsum(ending)[:len(steps)] / max(whole.candidates.sum(), 1)
+
+    # The most feasible sixteenth, and what shares a level with its first column.
+    order = np.argsort(level, kind="stable")
+    order = order[(level < 0).sum():]
+    runs, starts = np.unique(level[order], return_index=True)
+    if len(order):
+        first = np.searchsorted(starts, len(order) * 15 // 16, "right") - 1
+        order = order[starts[first]:]
+        runs = runs[first:]
+        starts = starts[first:] - starts[first]
+    return Levels(level, removed, whole._seen_group, order, runs, starts)
+
+
+def _iterated(blocks):
+    """The items of `blocks`, or a ValueError if it cannot be iterated."""
+    try:
+        return iter(blocks)
+    except TypeError:
+        raise ValueError("blocks must be an iterable of pairs (scores, target), "
+                         f"got {type(blocks).__name__}") from None
+
+
+# From scores to what is kept of an image.
+
+
+def _group(member):
+    """The Group of the columns where `member` (P,) is True."""
+    return Group(np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
+
+
+def _each_block(scores, target, count, work):
+    """What work(block, target, scratch) returns for each block of rows, in order, once checked.
+
+    `scores` (N, count) is read in blocks (B, count) of BLOCK bytes, C-contiguous float32 or
+    float64; `scratch` is an array of that shape and dtype that the work may overwrite. A
+    ValueError names the first bad row.
+    """
+    scores = _array("scores", scores, "fiu", (None, count))
+    target = _array("target", target, "iu", (len(scores),), count)
+    kind = np.float32
+    if np.promote_types(scores.dtype, np.float32) != np.float32:
+        kind = np.float64
+    step = max(1, BLOCK // (count * np.dtype(kind).itemsize))
+    step = min(step, max(len(scores), 1))
+
+    # Fresh memory for every block would cost more than the arithmetic.
+    free = SimpleQueue()
+    for _ in range(THREADS):
+        free.put(np.empty((step, count), kind))
 
     def one(start):
-        block = np.ascontiguousarray(scores[start:start + step], kind)
-        top = block.argmax(1)  # nan counts as the greatest
-        low, high = block.min(initial=0), block[np.arange(len(block)), top].max(initial=0)
-        if not (float(low) > -LIMIT and float(high) < LIMIT):
+        piece = scores[start:start + step]
+        if piece.dtype.kind in "iu":
+            _check_whole(piece, start)
+        with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
+            block = np.ascontiguousarray(piece, kind)
+        if not _all_finite(block):
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
-            raise ValueError(f"scores must be finite: row {start + row}, column {column} is {block[row, column]}; to "
-                             "exclude compositions pass candidates")
-        return work(block, top, target[start:start + step])
+            raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
+                             f"{block[row, column]}; to exclude compositions pass candidates")
+        scratch = free.get()
+        try:
+            return work(block, target[start:start + step], scratch[:len(block)])
+        finally:
+            free.put(scratch)
 
-    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter; the first row's error comes first
-        return *map(np.concatenate, zip(*pool.map(one, range(0, max(len(scores), 1), step)))), target
+    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter
+        # the results, and so the first row's error, come in order
+        return list(pool.map(one, range(0, max(len(scores), 1), step)))
 
 
-def _best(block, top, group, k):
-    """The k best of a group in each row, the lowest column first among equals: scores and columns (B, k), padded."""
-    (member, columns, others), rows = group, np.arange(len(block))
-    best, where = np.full((len(block), k), -np.inf), np.full((len(block), k), -1)
-    if k == 1 and len(columns):  # where the best of all is of the group, it is the group's best
-        where[:, 0], best[:, 0] = top, block[rows, top]
-        rows = np.flatnonzero(~member[top])
-    if not len(columns) or not len(rows):
+def _all_finite(block):
+    """Whether every score lies within LIMIT, from one pass over float32 and two over float64.
+
+    A sum is finite only if all of its terms are. So small a factor keeps one of finite float32
+    from becoming infinite itself.
+    """
+    if block.dtype == np.float32:
+        with np.errstate(invalid="ignore"):  # inf - inf
+            return np.isfinite(block @ np.full(block.shape[1], 1e-10, np.float32)).all()
+    # nan is the least and the greatest number alike, and fails both comparisons
+    return block.min(initial=0) > -LIMIT and block.max(initial=0) < LIMIT
+
+
+def _check_whole(piece, start):
+    """A ValueError if an integer score has no float64 equal."""
+    if piece.dtype.itemsize < 8 or not piece.size:
+        return
+    if int(piece.max()) <= WHOLE and int(piece.min()) >= -WHOLE:
+        return
+    too_large = piece > WHOLE
+    if piece.dtype.kind == "i":
+        too_large = too_large | (piece < -WHOLE)
+    row, column = np.argwhere(too_large)[0]
+    raise ValueError("integer scores must lie within 2^53, beyond which they are not exact: row "
+                     f"{start + row}, column {column} is {piece[row, column]}; subtract a constant")
+
+
+def _best(block, group, k, scratch):
+    """The k best of a group in each row (B, P), the lowest column first among equals.
+
+    Scores (B, k) float64 and columns (B, k), padded with -inf and -1. `scratch` is overwritten.
+    """
+    columns = group.columns
+    rows = np.arange(len(block))
+    best = np.full((len(block), k), -np.inf)
+    where = np.full((len(block), k), -1)
+    if not len(columns):
         return best, where
-    if few := 4 * len(columns) < len(member):
-        part = block.take(columns, axis=1)[rows]
+    few = 4 * len(columns) < block.shape[1]
+    if few:
+        part = block.take(columns, axis=1)
     else:
-        part = block[rows]
-        part[:, others] = -np.inf
-    for i in range(min(k, len(columns))):
-        at = part.argmax(1)
-        best[rows, i], where[rows, i] = part[np.arange(len(rows)), at], columns[at] if few else at
-        part[np.arange(len(rows)), at] = -np.inf
+        # gathering this many columns would take longer
+        part = np.add(block, group.penalty.astype(block.dtype), out=scratch)
+    for rank in range(min(k, len(columns))):
+        at = part.argmax(axis=1)
+        best[:, rank] = part[rows, at]
+        where[:, rank] = columns[at] if few else at
+        part[rows, at] = -np.inf  # out of the way of the next rank
     return best, where
 
 
-def _accuracy(kept, i, bias, weights):
-    """The share of images (N,) counted `weights` times that are right at a bias (see BiasSweep._keep), or nan."""
-    if np.isnan(bias) or np.isnan(kept[0, i]) or not weights.any():
+def _checked_best(name, scores, columns, group, shape):
+    """What a user gives as the best of a group, in the form of `_best`; or a ValueError."""
+    scores = _array(f"{name}_scores", scores, "f", shape).astype(float)
+    columns = _array(f"{name}_columns", columns, "iu", shape).astype(int)
+    places = shape[1]
+    real = np.arange(places) < len(group.columns)  # the rest is padding
+    columns = np.where(real, columns, -1 - np.arange(places))  # padding differs from all else
+
+    is_candidate = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
+    good = np.where(real, is_candidate, scores == -np.inf).all(axis=1)
+    good &= (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
+    good &= (np.diff(np.sort(columns, axis=1), axis=1) > 0).all(axis=1)
+    if not good.all():
+        row = good.argmin()
+        raise ValueError(f"{name} row {row} must hold scores of distinct {name} candidates, best "
+                         f"first, then -inf; got {scores[row]} at columns {columns[row]}")
+    return scores, np.where(real, columns, -1)
+
+
+def _decisive(seen_scores, seen_columns, unseen_scores, unseen_columns, target, codes):
+    """Reduce the (B, k) best of both groups to what decides at every bias: (B, 8).
+
+    Seen rank i and unseen rank k-1-i compete for one place of the top k; the seen one holds it for
+    biases up to crossing[:, i]. So what must be right (the composition, its state, its object: one
+    of `codes` (P,) each, the last two nan if not known) is right up to one bias, -inf if at none,
+    because of a seen column, and above another, inf if at none, because of an unseen one.
+    """
+    kept = np.full((len(target), KEPT), np.nan)
+    crossing = _crossings(seen_scores, unseen_scores[:, ::-1])
+    for at, code in zip((UP_TO, STATE, OBJECT), codes):
+        kept[:, at] = _at_best_match(code, target, seen_columns, crossing, -np.inf)
+        kept[:, at + 1] = _at_best_match(code, target, unseen_columns, crossing[:, ::-1], np.inf)
+
+    # The published protocol takes its biases from the score of an unseen truth in the top k.
+    is_truth = unseen_columns == target[:, None]
+    truth_score = np.where(is_truth, unseen_scores, -np.inf).max(axis=1)
+    with np.errstate(invalid="ignore"):  # -inf - -inf: neither exists
+        kept[:, GAP] = seen_scores[:, -1] - truth_score
+    kept[:, TARGET] = target
+    return kept
+
+
+def _at_best_match(code, target, columns, crossing, never):
+    """The crossing (B,) of the best of `columns` (B, k) with the target's code, or `never`.
+
+    The best one is the last to lose its place, or the first to win one.
+    """
+    match = (code[columns] == code[target][:, None]) & (columns >= 0)
+    rows = np.arange(len(match))
+    return np.where(match.any(axis=1), crossing[rows, match.argmax(axis=1)], never)
+
+
+def _crossings(seen, unseen):
+    """The last float64 bias at which `seen >= unseen + bias` in real arithmetic; inputs alike.
+
+    That is seen - unseen rounded down. The subtraction rounds to the nearest; the error it makes
+    is a float64 itself, and Knuth's two-sum finds it: where it is negative, the difference was
+    rounded up. Where both are -inf, padding, the result is nan, and no column matches it.
+    """
+    with np.errstate(invalid="ignore"):
+        difference = seen - unseen
+        subtracted = difference - seen  # about -unseen
+        error = (seen - (difference - subtracted)) + (-unseen - subtracted)
+        return np.where(error < 0, np.nextafter(difference, -np.inf), difference)
+
+
+# From what is kept to curves and metrics.
+
+
+def _turns(turn, seen, gap):
+    """The Turns of images (N,) whose truth changes at the bias `turn`."""
+    order = np.argsort(turn)
+    turn = turn[order]
+    bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
+    turned = np.searchsorted(turn, bias, "right")
+    return Turns(order, turn, seen[order], gap[order], bias, turned)
+
+
+def _weights(composition, counts, unit, average):
+    """How much each image (N,) weighs that a resample of `unit` has drawn `counts` times.
+
+    Where each composition counts alike, its images share a weight of 1; a composition drawn twice
+    as a unit counts as two.
+    """
+    if average == "image":
+        return counts
+    if unit == "composition":
+        images = np.bincount(composition)
+    else:
+        images = np.bincount(composition, counts)
+    return counts / np.maximum(images, 1)[composition]
+
+
+def _curve(turns, counts, weights, protocol):
+    """The Curve of images drawn `counts` (N,) times that weigh `weights`, and the area under it."""
+    seen = turns.seen
+    # What has turned wrong (seen) and right (unseen) once the first n images have turned: (N + 1,)
+    lost = np.append(0, np.cumsum(weights * seen))
+    gained = np.append(0, np.cumsum(weights * ~seen))
+
+    if protocol == "exact":
+        bias = turns.bias
+        turned = turns.turned
+    else:
+        tried = ~seen & (turns.turn < 1000)  # unseen, and right at bias 1000
+        bias = np.sort(np.repeat(turns.gap[tried], counts[tried])) - 1e-4
+        last = 1000 if counts[~seen].any() else -np.inf
+        bias = np.append(bias[::max(len(bias) // 20, 1)], last)
+        turned = np.searchsorted(turns.turn, np.nan_to_num(bias), "left")
+
+    with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
+        seen_accuracy = (lost[-1] - lost[turned]) / lost[-1]
+        unseen_accuracy = gained[turned] / gained[-1]
+    first = seen_accuracy[0] * unseen_accuracy[0]  # nan where one half is missing
+    if protocol == "published":  # the exact curve begins at unseen accuracy 0, this one later
+        first = 0 * first
+    heights = seen_accuracy[1:] + seen_accuracy[:-1]
+    area = first + np.sum(heights * np.diff(unseen_accuracy)) / 2
+    return Curve(bias, seen_accuracy, unseen_accuracy), float(area)
+
+
+def _headline(curve, area):
+    """AUC, best HM, best seen and best unseen accuracy of a curve; nan where one half is."""
+    best_hm = float("nan")
+    if not np.isnan(area):
+        best_hm = float(_harmonic(curve.seen, curve.unseen).max())
+    return [area, best_hm, float(curve.seen.max()), float(curve.unseen.max())]
+
+
+def _metrics(images, counts, protocol, unit, average):
+    """The metrics of a report for Images (N,), drawn `counts` times by a resample of `unit`."""
+    weights = _weights(images.composition, counts, unit, average)
+    curve, area = _curve(images.turns, counts, weights, protocol)
+    values = dict(zip(HEADLINE, _headline(curve, area)))
+    nan = float("nan")
+    values |= {"hm_seen": nan, "hm_unseen": nan, "bias": nan}
+    judged_at = nan
+    if not np.isnan(area):
+        i = _harmonic(curve.seen, curve.unseen).argmax()
+        values["hm_seen"] = float(curve.seen[i])
+        values["hm_unseen"] = float(curve.unseen[i])
+        values["bias"], judged_at = _bias_of_entry(curve, i, protocol)
+    for when, bias in (("", 0.0), ("_at_best_hm", judged_at), ("_unseen_only", np.inf)):
+        for column, name in PRIMITIVES:
+            values[name + when] = _accuracy(images.kept, column, bias, weights)
+    return values
+
+
+def _bias_of_entry(curve, i, protocol):
+    """A finite bias at which entry i of a curve holds, and the one to judge state and object at.
+
+    Exact: midway to the bias where an accuracy next changes. At the ends of the curve any finite
+    bias is as good as another, but depends on the scale of the scores; the second is infinite.
+    """
+    low = curve.bias[i]
+    if protocol == "published":
+        return float(low), float(low)
+    # Biases where only images without weight turn are no ends.
+    changed = (curve.seen[i:] != curve.seen[i]) | (curve.unseen[i:] != curve.unseen[i])
+    high = np.inf
+    if changed.any():
+        high = curve.bias[i + changed.argmax()]
+
+    if low == -np.inf and high == np.inf:
+        return 0.0, 0.0
+    if low == -np.inf:
+        return float(min(high - 1, 0.0)), -np.inf
+    if high == np.inf:
+        return float(max(low + 1, np.nextafter(low, np.inf))), np.inf
+    middle = float(low / 2 + high / 2)
+    if not low < middle:  # neighbouring floats: the entry holds at the upper one
+        middle = float(high)
+    return middle, middle
+
+
+def _accuracy(kept, column, bias, weights):
+    """The weighted share of images (N,) right at a bias (see _decisive), nan if there is none."""
+    if np.isnan(bias) or np.isnan(kept[0, column]) or not weights.any():
         return float("nan")
     bias = np.nan_to_num(bias)  # infinite: beyond every crossing
-    return float((((bias <= kept[:, i]) | (bias > kept[:, i + 1])) * weights).sum() / weights.sum())
+    right = (bias <= kept[:, column]) | (bias > kept[:, column + 1])
+    return float((right * weights).sum() / weights.sum())
 
 
 def _harmonic(a, b):
     return 2 * a * b / np.maximum(a + b, np.finfo(float).tiny)  # 0 where both are 0
 
 
-def _curve(turn, seen, gap, weights, protocol):
-    """The Curve of images (N,) counted `weights` times, in the order of BiasSweep._images, and the area under it."""
-    n_seen, n_unseen = weights[seen].sum(), weights[~seen].sum()
-    if protocol == "exact":
-        bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
-        turned = np.searchsorted(turn, bias, "right")
-    elif protocol == "published":
-        tried = ~seen & (turn < 1000)  # unseen and right at bias 1000
-        bias = np.sort(np.repeat(gap[tried], weights[tried])) - 1e-4
-        bias = np.append(bias[::max(len(bias) // 20, 1)], 1000 if n_unseen else -np.inf)
-        turned = np.searchsorted(turn, np.nan_to_num(bias), "left")
-    else:
-        raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
-    lost, gained = (np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen))
-    with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
-        seen, unseen = (n_seen - lost[turned]) / n_seen, gained[turned] / n_unseen
-    first = seen[0] * unseen[0] * (protocol == "exact")  # it begins at unseen accuracy 0
-    return Curve(bias, seen, unseen), float(first + np.sum((seen[1:] + seen[:-1]) * np.diff(unseen)) / 2)
+# Resamples.
 
 
-def _metrics(turn, seen, kept, weights, protocol):
-    """The metrics of a report for images (N,) counted `weights` times, in the order of BiasSweep._images."""
-    (curve, auc), nan = _curve(turn, seen, kept[:, GAP], weights, protocol), float("nan")
-    values = dict(auc=auc, best_hm=nan, best_seen=float(curve.seen.max()), best_unseen=float(curve.unseen.max()),
-                  hm_seen=nan, hm_unseen=nan, bias=nan)
-    if not np.isnan(auc):
-        hm = _harmonic(curve.seen, curve.unseen)
-        i = hm.argmax()
-        values |= dict(best_hm=float(hm[i]), hm_seen=float(curve.seen[i]), hm_unseen=float(curve.unseen[i]),
-                       bias=float(curve.bias[i]) if protocol == "published" else _inside(curve.bias, i))
-    for when, bias in ("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf):
-        values |= {name + when: _accuracy(kept, i, bias, weights) for i, name in PRIMITIVES}
-    return values
+def _resamples(composition, seen, unit):
+    """RESAMPLES times how often each image (N,) is drawn, seeded.
+
+    `composition` (N,) its number from 0, `seen` (N,) bool. Whole compositions are drawn with
+    replacement, as many seen and as many unseen ones as there are.
+    """
+    random = np.random.default_rng(0)
+    count = len(composition)
+    if unit == "image":
+        for _ in range(RESAMPLES):
+            yield np.bincount(random.integers(count, size=count), minlength=count)
+        return
+    halves = [np.unique(composition[half]) for half in (seen, ~seen)]
+    drawn = np.zeros(composition.max() + 1, int)
+    for _ in range(RESAMPLES):
+        for half in halves:
+            if len(half):
+                draw = random.integers(len(half), size=len(half))
+                drawn[half] = np.bincount(draw, minlength=len(half))
+        yield drawn[composition]
 
 
-def _inside(bias, i):
-    """A finite bias at which entry i of an exact curve holds: midway to the next one where there is one."""
-    low, high = bias[i], bias[i + 1] if i + 1 < len(bias) else np.inf
-    if low == -np.inf or high == np.inf:
-        return float(max(low + 1, np.nextafter(low, high)) if low > -np.inf else min(high - 1, 0.0))
-    middle = low / 2 + high / 2
-    return float(middle if low < middle else high)  # neighbouring floats: the entry holds at high
+def _percentiles(draws, confidence):
+    """The ends (M,) of the central `confidence` of resampled values (R, M), nan left out."""
+    draws = np.sort(draws, axis=0)  # nan, from resamples without one half, comes last
+    last = (~np.isnan(draws)).sum(axis=0) - 1
+    ends = []
+    for share in (0.5 - confidence / 2, 0.5 + confidence / 2):
+        rank = np.rint(share * last).astype(int).clip(0)
+        ends.append(draws[rank, np.arange(draws.shape[1])])
+    return ends
+
+
+# Checks.
+
+
+def _plain(name, values):
+    """`values` as an array; a torch tensor of any device or float type, with a gradient or not."""
+    try:
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+            if str(values.dtype) == "torch.bfloat16":  # NumPy has none; float32 holds each exactly
+                values = values.float()
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{name} cannot be read as an array: {reason}") from None
 
 
 def _array(name, values, kinds, shape, below=None):
-    """An array of one of the dtype kinds and of a shape (None: any length), integers in [0, below); or a ValueError."""
-    values = np.asarray(values)
-    fits = values.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, values.shape))
+    """An array of one of the dtype kinds and of a shape (None: any length); or a ValueError.
+
+    With `below`, its integers must lie in [0, below).
+    """
+    values = _plain(name, values)
+    fits = values.ndim == len(shape)
+    for expected, got in zip(shape, values.shape):
+        fits = fits and expected in (None, got)
     if not fits or values.dtype.kind not in kinds:
-        want = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
-        raise ValueError(f"{name} must be {want}, got {values.dtype} of shape {values.shape}")
-    if below is not None and (wrong := (values < 0) | (values >= below)).any():
-        raise ValueError(f"{name} must lie in 0 to {below - 1}, got {values[wrong][0]} in row {wrong.argmax()}")
-    return values if below is None else values.astype(int)
+        expected = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
+        raise ValueError(f"{name} must be {expected}, got {values.dtype} of shape {values.shape}")
+    if below is None:
+        return values
+    wrong = (values < 0) | (values >= below)
+    if wrong.any():
+        raise ValueError(f"{name} must lie in 0 to {below - 1}, got {values[wrong][0]} in row "
+                         f"{wrong.argmax()}")
+    return values.astype(int)
+
+
+def _is_number(array):
+    return array.ndim == 0 and array.dtype.kind in "fiu" and not np.isnan(array)
+
+
+def _checked_confidence(confidence):
+    number = _plain("confidence", confidence)
+    if not _is_number(number) or not 0 < number < 1:
+        raise ValueError("confidence must be a number between 0 and 1, as 0.95 is, "
+                         f"got {confidence!r}")
+    return float(number)
+
+
+def _checked_bias(bias):
+    number = _plain("bias", bias)
+    if not _is_number(number):
+        raise ValueError(f"bias must be a number, got {number.tolist()!r}; a report of seen or "
+                         "unseen alone has none")
+    if number.dtype.kind in "iu" and int(float(number)) != int(number):
+        raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
+    return float(number)
+
+
+def _choice(name, value, choices):
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+def _warn_of_a_missing_half(seen_count, count):
+    if seen_count in (0, count):
+        half = "unseen" if seen_count else "seen"
+        warnings.warn(f"no image of {half} compositions: what needs one is nan", stacklevel=3)
+
+
+# The script.
 
 
 def load(files):
-    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files (named by stem, or `scores`)."""
-    arrays, names = {}, ("scores", "target", "seen", "candidates", "pairs")
-    for path in map(Path, files):
-        try:
-            data = np.load(path, mmap_mode="r")
-            data = {path.stem if path.stem in names else "scores": data} if isinstance(data, np.ndarray) else data
-            arrays |= {name: data[name] for name in names if name in data}
-        except (ValueError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{path} is no .npz or .npy file of plain arrays: {str(error).splitlines()[0]}") from None
-    if lacking := [name for name in names[:3] if name not in arrays]:
-        raise ValueError(f"no array {', '.join(lacking)} in {', '.join(files)}: scores, target and seen are needed")
+    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files.
+
+    A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
+    scores, a `scores.npy` beside one of them is read. ValueError: what is missing or damaged.
+    """
+    arrays = {}
+    paths = [Path(file) for file in files]
+    for path in paths:
+        arrays |= _read(path)
+    if "scores" not in arrays:
+        for path in paths:
+            beside = path.parent / "scores.npy"
+            if beside.exists():
+                arrays |= _read(beside)
+                break
+    lacking = [name for name in ARRAYS[:3] if name not in arrays]
+    if lacking:
+        raise ValueError(f"no array {', '.join(lacking)} in {', '.join(map(str, files))}: scores, "
+                         "target and seen are needed")
     return arrays.pop("scores"), arrays.pop("target"), arrays
+
+
+def _read(path):
+    """The arrays of one file by name, or a ValueError (an OSError if it cannot be opened)."""
+    try:
+        data = np.load(path, mmap_mode="r")
+        if isinstance(data, np.ndarray):
+            name = path.stem if path.stem in ARRAYS else "scores"
+            return {name: data}
+        with data:
+            return {name: data[name] for name in ARRAYS if name in data}
+    except OSError as error:
+        if error.errno is not None:  # the operating system's: no such file, no permission
+            raise
+        reason = error
+    except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
+        reason = error
+    reason = (str(reason).splitlines() or [type(reason).__name__])[0]
+    raise ValueError(f"{path} is no .npz or .npy file of plain arrays, or is damaged: {reason}")
 
 
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
     lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
     for name, value in reports["exact"].items():
-        if isinstance(value, float) and not name.endswith(ENDS):
-            lines.append(f"{name:30}")
-            for report in reports.values():
-                value, low, high = (report.get(name + end, 0) * (1 if name == "bias" else 100) for end in ("", *ENDS))
-                lines[-1] += f"{value:.2f}{f' [{low:.2f}, {high:.2f}]' if name + '_low' in report else ''}".rjust(25)
+        if not isinstance(value, float) or name.endswith(ENDS):
+            continue
+        line = f"{name:30}"
+        scale = 1 if name == "bias" else 100
+        for report in reports.values():
+            cell = f"{scale * report[name]:.2f}"
+            if name + "_low" in report:
+                low = scale * report[name + "_low"]
+                high = scale * report[name + "_high"]
+                cell += f" [{low:.2f}, {high:.2f}]"
+            line += cell.rjust(25)
+        lines.append(line)
+    lines.append("In papers: S best_seen, U best_unseen (each at its best bias), HM best_hm, "
+                 "AUC auc; Sta. state_accuracy, Obj. object_accuracy (at bias 0)")
+    return "\n".join(lines)
+
+
+def comparison_table(comparisons):
+    """Lines of text, a metric and protocol each, of the comparisons by protocol: percent."""
+    first = comparisons["exact"]
+    lines = [f"a against b, percent; differences with {100 * first['confidence']:g} % intervals "
+             f"over {first['unit']}s; share of resamples in which a leads",
+             f"{'':24}{'a':>8}{'b':>8}{'a - b':>26}{'a leads':>10}"]
+    for protocol, comparison in comparisons.items():
+        for name in HEADLINE:
+            a, b, difference, low, high, leads = (
+                100 * comparison[name + end]
+                for end in ("_a", "_b", "_difference", "_difference_low", "_difference_high",
+                            "_a_leads"))
+            interval = f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+            lines.append(f"{name + ', ' + protocol:24}{a:8.2f}{b:8.2f}{interval:>26}{leads:10.1f}")
     return "\n".join(lines)
 
 
@@ -394,55 +972,145 @@ def plot(sweep, reports, path):
         raise ValueError("the plot needs matplotlib: pip install matplotlib") from None
     axes = Figure(figsize=(5, 4.5), layout="constrained").subplots()
     for (protocol, report), style in zip(reports.items(), ("-", "o--")):
-        _, seen, unseen = sweep.curve(protocol)
+        curve = sweep.curve(protocol, report.get("average", "image"))
         label = f"{protocol}: AUC {100 * report['auc']:.1f}, best HM {100 * report['best_hm']:.1f}"
-        line, = axes.plot(100 * unseen, 100 * seen, style, markersize=3, linewidth=1.2, label=label)
-        axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14, color=line.get_color())
-    axes.set(xlabel="accuracy on unseen compositions (%)", ylabel="accuracy on seen compositions (%)", xlim=0, ylim=0)
+        line, = axes.plot(100 * curve.unseen, 100 * curve.seen, style, markersize=3,
+                          linewidth=1.2, label=label)
+        axes.plot(100 * report["hm_unseen"], 100 * report["hm_seen"], "*", markersize=14,
+                  color=line.get_color())
+    axes.set(xlabel="accuracy on unseen compositions (%)",
+             ylabel="accuracy on seen compositions (%)", xlim=0, ylim=0)
     axes.legend(title=f"top-{sweep.topk}, star: best HM", loc="lower left")
-    axes.figure.savefig(path, dpi=150)
+    _write_whole(path, lambda part: axes.figure.savefig(part, dpi=150))
 
 
-def write_compositions(sweep, bias, path):
-    """A CSV row for each composition with images: its accuracy at bias 0, at `bias` and with the unseen only."""
-    kept = sweep._images()[2]
-    lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,accuracy_unseen_only"]
-    for c in np.unique(kept[:, TARGET]).astype(int):
-        pair, here = ("", "") if sweep.pairs is None else sweep.pairs[c], kept[:, TARGET] == c
-        shares = (_accuracy(kept, UP_TO, at, here) for at in (0.0, bias, np.inf))
-        lines.append(",".join(map(str, (c, *pair, int(sweep.seen[c]), int(sweep.candidates[c]), here.sum(), *shares))))
-    Path(path).write_text("\n".join(lines) + "\n")
+def write_compositions(sweep, path, average="image"):
+    """A CSV row for each composition with images: its accuracy at three biases.
+
+    At bias 0, at the best exact HM of the whole set (with `average` as in the report; nan where
+    there is none, as in the report), and with the unseen alone (bias +inf).
+    """
+    images = sweep._images()
+    curve = sweep.curve(average=average)
+    hm = _harmonic(curve.seen, curve.unseen)
+    best_bias = float("nan")
+    if not np.isnan(hm).any():
+        best_bias = _bias_of_entry(curve, hm.argmax(), "exact")[1]
+
+    lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
+             "accuracy_unseen_only"]
+    target = images.kept[:, TARGET].astype(int)
+    for column in np.unique(target):
+        state, object_ = ("", "") if sweep.pairs is None else sweep.pairs[column]
+        kept = images.kept[target == column]
+        row = [column, state, object_, int(sweep.seen[column]), int(sweep.candidates[column]),
+               len(kept)]
+        for bias in (0.0, best_bias, np.inf):
+            row.append(_accuracy(kept, UP_TO, bias, np.ones(len(kept), int)))
+        lines.append(",".join(map(str, row)))
+    text = "\n".join(lines) + "\n"
+    _write_whole(path, lambda part: part.write_text(text))
+
+
+def _write_whole(path, write):
+    """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
+    path = Path(path)
+    part = path.with_name(".part." + path.name)  # the ending stays: it says the format
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sweep_of_files(files, topk):
+    """The BiasSweep of saved arrays."""
+    scores, target, arrays = load(files)
+    sweep = BiasSweep(**arrays, topk=topk)
+    sweep.update(scores, target)
+    return sweep
+
+
+def _heading(sweep, report, options):
+    """What a table is about, in one line."""
+    text = (f"{report['n_seen']:,} images of seen and {report['n_unseen']:,} of unseen "
+            f"compositions; {sweep.candidates.sum():,} candidates "
+            f"({len(sweep._seen_group.columns):,} seen) of {len(sweep.seen):,} compositions; "
+            f"top-{sweep.topk}; percent")
+    if options.average != "image":
+        text += f"; each {options.average} counts alike"
+    if options.confidence is not None:
+        text += f"; {100 * options.confidence:g} % intervals over {report['unit']}s"
+    return text
+
+
+def _as_json(value):
+    """The same with None for what is no number, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _as_json(item) for name, item in value.items()}
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def run(options):
+    """Score the files of parsed options and print or write what they ask for."""
+    if options.unit is not None and options.confidence is None and not options.against:
+        raise ValueError("--unit says what the intervals resample: give --confidence, as 0.95, or "
+                         "--against too")
+    unit = options.unit or "image"
+    sweep = _sweep_of_files(options.files, options.topk)
+    reports = {protocol: sweep.report(protocol, options.confidence, unit, options.average)
+               for protocol in PROTOCOLS}
+    comparisons = {}
+    if options.against:
+        other = _sweep_of_files(options.against, options.topk)
+        confidence = 0.95 if options.confidence is None else options.confidence
+        for protocol in PROTOCOLS:
+            comparisons[protocol] = compare(sweep, other, confidence, unit, protocol=protocol,
+                                            average=options.average)
+    if options.json:
+        everything = dict(reports)
+        if comparisons:
+            everything["against"] = comparisons
+        print(json.dumps(_as_json(everything)))
+    else:
+        print(_heading(sweep, reports["exact"], options))
+        print(table(reports))
+        if comparisons:
+            print()
+            print(comparison_table(comparisons))
+    if options.per_composition:
+        write_compositions(sweep, options.per_composition, options.average)
+    if options.plot:
+        plot(sweep, reports, options.plot)
 
 
 def main(argv=None):
     """Score a saved file: a table in percent on stdout, both protocols side by side."""
-    parser = argparse.ArgumentParser(description="Exact and published bias-sweep metrics of saved scores.")
-    parser.add_argument("files", nargs="+", help=".npz with scores (N, P), target (N,), seen (P,), optional candidates "
-                        "(P,), pairs (P, 2); or .npy files of these names, read memory-mapped: scores.npy rest.npz")
-    parser.add_argument("--topk", type=int, default=1, help="right if the truth is among the k best (default 1)")
-    parser.add_argument("--confidence", type=float, help="bootstrap intervals over images, as 0.95")
-    parser.add_argument("--json", action="store_true", help="print JSON: fractions, null for what does not exist")
-    parser.add_argument("--per-composition", metavar="CSV", help="write the accuracy of each composition")
-    parser.add_argument("--plot", metavar="PNG", help="draw the curves (needs matplotlib)")
+    parser = argparse.ArgumentParser(
+        description="Exact and published bias-sweep metrics of saved scores.")
+    add = parser.add_argument
+    add("files", nargs="+",
+        help=".npz with scores (N, P), target (N,), seen (P,), optional candidates (P,), pairs "
+             "(P, 2); or .npy files of these names, read memory-mapped: scores.npy rest.npz "
+             "(scores.npy is found beside rest.npz)")
+    add("--against", nargs="+", metavar="FILE",
+        help="files of a second system (b) on the same images: differences with paired intervals")
+    add("--topk", type=int, default=1, help="right if the truth is among the k best (default 1)")
+    add("--confidence", type=float,
+        help="bootstrap intervals, as 0.95 (--against has them without)")
+    add("--unit", choices=UNITS, help="what the intervals resample (default image)")
+    add("--average", choices=UNITS, default="image",
+        help="what counts alike in an accuracy (default image)")
+    add("--json", action="store_true", help="print JSON: fractions, null for what does not exist")
+    add("--per-composition", metavar="CSV", help="write the accuracy of each composition")
+    add("--plot", metavar="PNG", help="draw the curves (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
-        scores, target, arrays = load(options.files)
-        sweep = BiasSweep(**arrays, topk=options.topk)
-        sweep.update(scores, target)
-        reports = {protocol: sweep.report(protocol, options.confidence) for protocol in PROTOCOLS}
-        if options.json:
-            print(json.dumps({protocol: {name: None if value in (np.inf, -np.inf) or value != value else value
-                                         for name, value in report.items()} for protocol, report in reports.items()}))
-        else:
-            print("{n_seen:,} images of seen and {n_unseen:,} of unseen compositions; ".format(**reports["exact"])
-                  + f"{sweep.candidates.sum():,} candidates ({len(sweep._groups[0][1]):,} seen) of {len(sweep.seen):,} "
-                  f"compositions; top-{sweep.topk}; percent", table(reports), sep="\n")
-        if options.per_composition:
-            write_compositions(sweep, np.nan_to_num(reports["exact"]["bias"]), options.per_composition)
-        if options.plot:
-            plot(sweep, reports, options.plot)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
+        run(options)
+    except (ValueError, OSError, MemoryError) as error:
+        parser.exit(2, f"error: {error or 'out of memory'}\n")
 
 
 if __name__ == "__main__":

@@ -264,7 +264,8 @@ def test_bootstrap_is_that_of_repeated_images():
     options = dict(candidates=candidates, pairs=pairs, topk=2)
     sweep = sweep_of(scores, target, seen, **options)
     rng = np.random.default_rng(0)
-    turn, _, kept = sweep._images()
+    images = sweep._images()
+    turn, kept = images.turns.turn, images.kept
     order = np.argsort(np.where(seen[target], *sweep._parts[0][:, :2].T))
     assert np.array_equal(kept[:, module.TARGET], target[order]) and (turn[1:] >= turn[:-1]).all()
     for protocol in PROTOCOLS:
@@ -272,7 +273,7 @@ def test_bootstrap_is_that_of_repeated_images():
             weights = rng.multinomial(60, np.full(60, 1 / 60))
             rows = np.repeat(order, weights)
             want = evaluate(scores[rows], target[rows], seen, protocol=protocol, **options)
-            got = module._metrics(*sweep._images(), weights, protocol)
+            got = module._metrics(images, weights, protocol, "image", "image")
             for name in got.keys() - ({"bias"} if protocol == "exact" else set()):  # its plateau may be cut in pieces
                 assert got[name] == pytest.approx(want[name], abs=1e-12), name
 
