@@ -413,30 +413,14 @@ def read_csv(file, problems):
     `,`, `;` or tab between the columns, a first line `sep=;` and empty rows as spreadsheets write
     them, and attr, obj, set for state, object, split. No rows, and a problem, if it is no such.
     """
-    lines = io.StringIO(read_text(file, problems), newline="")
-    # StringIO and not splitlines(), which cuts within quotes and at more than line ends.
-    first = lines.readline()
-    above = 1  # lines above the first row
-    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
-    if named:
-        separator = named[1]
-        first = lines.readline()
-        above = 2
-    else:
-        separator = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(first + lines.read(), newline=""), delimiter=separator)
-    try:
-        table = list(reader)
-    except csv.Error as error:
-        problems.append(f"{file.name} after line {reader.line_num + above - 2}: {error}")
-        return []
+    table = read_cells(file, problems)
     if not table:
         return []
-
-    columns = column_names(table[0])
+    header = table[0]
+    columns = column_names(header)
     rows = []
     holes = []
-    for number, cells in enumerate(table[1:], above + 1):
+    for number, cells in enumerate(table[1:], 2):
         if not any(cell.strip() for cell in cells):
             continue
         cells += [""] * (len(columns) - len(cells))
@@ -448,11 +432,33 @@ def read_csv(file, problems):
             holes.append(number)
     if not rows or not {"image", "state", "object"} <= set(columns):
         problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
-                        f"found {first.strip()!r}")
+                        f"found {','.join(header)!r}")
         return []
     if holes:
         problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
     return rows
+
+
+def read_cells(file, problems):
+    """The rows of a CSV file as lists of texts, the header first; none, and a problem, if broken.
+
+    A first line `sep=;` becomes part of no row; else the header's most frequent separator counts.
+    """
+    text = read_text(file, problems)
+    first, _, rest = text.partition("\n")
+    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
+    if named:
+        separator = named[1]
+        text = rest
+    else:
+        separator = max(",;\t", key=first.count)
+    # Not splitlines(): it cuts within quotes, and at more than line ends.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        return list(reader)
+    except csv.Error as error:
+        problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
+        return []
 
 
 def column_names(header):
@@ -642,7 +648,8 @@ def unnamed_photos(dataset):
     folder = dataset.folder
     root = folder / "images" if (folder / "images").is_dir() else folder
     named = set(dataset.skipped).union(*dataset.images.values())
-    named |= {image.removeprefix("images/") for image in named}
+    above = f"{root.resolve().as_posix()}/"
+    named |= {image.removeprefix("images/").removeprefix(above) for image in named}
     unnamed = [photo for photo in photo_files(root)[0] if plain(photo) not in named]
     if not unnamed:
         return []
@@ -674,9 +681,7 @@ def load_tensors(path):
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except MemoryError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:  # those of pickle and zip have no common class
         raise ValueError(f"{path}: no tensors by torch.save ({reason(error)})") from error
@@ -721,7 +726,7 @@ def read_features(path, wanted=()):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 stored = dict(archive)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # of zip, pickle and NumPy
             raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays "
@@ -852,6 +857,10 @@ def read_photos(folder):
             found = f"{count(len(astray), 'photo')} elsewhere: {some(astray)}"
         raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
                          f"found {found}")
+    sets = sorted({row["state"] for row in rows if row["state"].lower() in SYNONYMS})
+    if sets:
+        print(f"note: {some(sets)} are read as states; if they are sets, write an images.csv "
+              "with image,state,object,split instead")
     if doubtful:
         print(f"note: the first _ ends the state's name in {some(doubtful)}; state/object/ "
               "folders are exact")
@@ -875,8 +884,8 @@ def split_folder_name(name):
     return (state, object_), runs.count(longest) > 1
 
 
-def photo_suffixes():
-    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+def register_plugins():
+    """Let Pillow open HEIC and AVIF photos by pillow_heif and pillow_avif, where installed."""
     try:
         import pillow_heif
         pillow_heif.register_heif_opener()
@@ -886,6 +895,11 @@ def photo_suffixes():
         import pillow_avif  # noqa: F401 (registers itself)
     except ImportError:
         pass
+
+
+def photo_suffixes():
+    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+    register_plugins()
     Image.init()
     openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
     openable -= NO_PHOTOS
@@ -927,9 +941,9 @@ def is_worth_a_word(name):
 
 def is_circle(folder, subfolder):
     """Whether a subfolder is a link to a folder that it lies in."""
-    outer = os.path.realpath(subfolder)
-    inner = os.path.realpath(folder)
-    return os.path.commonpath([outer, inner]) == outer
+    outer = Path(subfolder).resolve()
+    inner = Path(folder).resolve()
+    return outer == inner or outer in inner.parents
 
 
 def what_stayed_out(photos, left_out):

@@ -522,7 +522,7 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
     assert names(dataset, "train") == [("1.jpg", "wet", "cat"), ("4.jpg", "dry", "cat")]
     assert [len(dataset.images[phase]) for phase in data.PHASES] == [2, 1, 1]
     (tmp_path / "images.csv").write_text("sep=;\nimage;state;object;split\n1.jpg;wet;;train\n")
-    with pytest.raises(ValueError, match="is empty in row 3"):
+    with pytest.raises(ValueError, match="is empty in row 2"):
         data.load(tmp_path)
 
 
