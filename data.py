@@ -141,13 +141,13 @@ def no_named_folder(name, root):
     else:
         hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     expected = published_tree(FOLDERS[name])
-    expected = [f"{root}/", *("  " + line for line in expected)]
+    expected = [title(root), *("  " + line for line in expected)]
     return f"no dataset {name!r}: no folder {folder}; {hint}\n{beside(expected, tree(root))}"
 
 
 def published_tree(folder):
     """The shared layout as lines."""
-    return [f"{folder}/",
+    return [title(folder),
             f"  {SPLIT}/",
             "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
             f"  {METADATA}",
@@ -159,7 +159,7 @@ def tree(folder, most=9):
     if not folder.is_dir():
         return [f"{folder}: no such folder"]
     entries = sorted(folder.iterdir())
-    lines = [f"{folder}/"]
+    lines = [title(folder)]
     for entry in entries[:most]:
         if entry.is_dir():
             lines.append(f"  {printable(entry.name)}/")
@@ -170,6 +170,12 @@ def tree(folder, most=9):
     if not entries:
         lines.append("  (empty)")
     return lines
+
+
+def title(folder):
+    """A folder's first line in a tree, `.` by its name."""
+    folder = Path(folder)
+    return f"{folder if folder.name else folder.resolve()}/"
 
 
 def beside(expected, found):
@@ -265,9 +271,9 @@ def no_layout(folder):
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     downloaded = [name for name in FOLDERS if name != DRAWN]
-    expected = [*published_tree(f"{folder}"),
+    expected = [*published_tree(folder),
                 "or, of own data,",
-                f"{folder}/",
+                title(folder),
                 "  images.csv   (image,state,object,split)",
                 "  images/      (or features.npz)"]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "
@@ -624,22 +630,28 @@ def repetition_notes(dataset, phase):
     return notes
 
 
-def missing_files(dataset):
-    """Problems with what features come from: a row in a feature file, or a file, for each image."""
+def missing_files(dataset, features=None):
+    """Problems with what features come from: a row in a feature file, or a file, for each image.
+
+    features: a file that alone has the features, as with `compcos.py --features`.
+    """
     problems = []
     images = [image for phase in PHASES for image in dataset.images[phase]]
+    files = [features] if features else feature_files(dataset.folder)
     covered = set()
-    for file in feature_files(dataset.folder):
+    if files:  # the first there is decides
         try:
-            covered = set(read_features(file, images)["files"])
+            covered = set(read_features(files[0], images)["files"])
         except (ValueError, OSError) as error:
             problems.append(str(error))
-        break  # the first there is decides
-    lost = [image for image in images
-            if image not in covered and not dataset.path(image).exists()]
+    lost = [image for image in images if image not in covered]
+    where = f"in {features}"
+    if not features:
+        lost = [image for image in lost if not dataset.path(image).exists()]
+        where = f"neither in images/ nor in {' or '.join(FEATURES)}"
     if lost:
-        problems.append(f"{len(lost):,} of {count(len(images), 'image')} found neither in images/ "
-                        f"nor in {' or '.join(FEATURES)}: {some(lost)}")
+        problems.append(f"{len(lost):,} of {count(len(images), 'image')} "
+                        f"{'not found' if features else 'found'} {where}: {some(lost)}")
     return problems
 
 
@@ -1065,6 +1077,17 @@ def printable(text):
 
 def report(dataset, problems):
     """Print the counts that papers give, the notes, and the problems."""
+    if dataset.states:
+        print_counts(dataset)
+    for note in dataset.notes:
+        print(f"note: {printable(note)}")
+    for problem in problems:
+        lines = [printable(line) for line in problem.split("\n")]
+        print("problem:", "\n".join(lines))
+
+
+def print_counts(dataset):
+    """The table of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
     listed = {tuple(pair) for pairs in dataset.pairs.values() for pair in pairs.tolist()}
     print(f"{dataset.name}: {count(len(dataset.states), 'state')}, "
@@ -1076,16 +1099,13 @@ def report(dataset, problems):
         images = seen.ravel()[dataset.targets[phase]]  # (N,)
         print(f"{phase:12}{pairs.sum():8,}{(~pairs).sum():8,}"
               f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
-    for note in dataset.notes:
-        print(f"note: {printable(note)}")
-    for problem in problems:
-        lines = [printable(line) for line in problem.split("\n")]
-        print("problem:", "\n".join(lines))
 
 
-def next_command(dataset, name, root):
+def next_command(dataset, name, root, features=None):
     """The command that trains on it, with random word vectors where there are none."""
     command = f"python compcos.py --dataset {shlex.quote(name)}{data_root_option(root)}"
+    if features:
+        command += f" --features {shlex.quote(features)}"
     there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
     if any(place.exists() for place in there):
         return command
@@ -1102,6 +1122,8 @@ def parse(argv):
         help=f"{', '.join(FOLDERS)}, or the folder of another")
     add("--data-root", default="data", metavar="DIR",
         help="where datasets and word vectors are (default: data)")
+    add("--features", metavar="FILE",
+        help="the file with the images' features that compcos.py will be given")
     add("--make-split", action="store_true",
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
@@ -1127,12 +1149,13 @@ def main(argv=None):
         make_split(folder, options.seed, options.share)
     dataset, problems = read(folder)
     if dataset.states:  # else there is nothing that could lack files
-        problems += missing_files(dataset)
+        problems += missing_files(dataset, options.features)
         dataset.notes.extend(unnamed_photos(dataset))
     report(dataset, problems)
     if problems:
         return 1
-    print(f"next: {next_command(dataset, options.dataset, options.data_root)}")
+    command = next_command(dataset, options.dataset, options.data_root, options.features)
+    print(f"next: {command}")
     return 0
 
 

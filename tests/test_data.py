@@ -382,6 +382,14 @@ def test_published_lists(capsys, folder, counts):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
+def test_textures_with_their_file_of_features(capsys):
+    status, output = check(capsys, SHARED / "textures/split1", "--features", SHARED / "textures/features.npz")
+    assert status == 0 and f"--features {SHARED / 'textures/features.npz'}" in output and "problem" not in output
+    status, output = check(capsys, SHARED / "textures/split1", "--features", SHARED / "fashion/features.npz")
+    assert status == 1 and "1,280 of 1,280 images not found in" in output
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
 def test_fashion(capsys):
     dataset = data.load("fashion", SHARED)
     assert (len(dataset.states), len(dataset.objects), dataset.seen.sum()) == (36, 71, 490) and not dataset.notes
