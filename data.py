@@ -777,19 +777,17 @@ def as_array(features):
 def without_prefix(files, wanted):
     """The names without the one leading folder that leaves most of them among the wanted."""
     wanted = set(wanted)
-    strange = next((name for name in files if name not in wanted), None)
-    if not wanted or strange is None:
+    prefixes = Counter()
+    for name in files:
+        for slash in re.finditer("/", name):
+            if name[slash.end():] in wanted:
+                prefixes[name[:slash.end()]] += 1
+    if not prefixes:
         return files
-    best = files
-    most = len(wanted.intersection(files))
-    for slash in re.finditer("/", strange):
-        prefix = strange[:slash.end()]
-        shorter = [name.removeprefix(prefix) for name in files]
-        matching = len(wanted.intersection(shorter))
-        if matching > most:
-            best = shorter
-            most = matching
-    return best
+    prefix, matching = prefixes.most_common(1)[0]
+    if matching <= len(wanted.intersection(files)):
+        return files
+    return [name.removeprefix(prefix) for name in files]
 
 
 def check_repeated(path, files, features):

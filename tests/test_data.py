@@ -876,14 +876,16 @@ FILES = ["a/1.jpg", "a/2.jpg", "b c/3.jpg"]
 def test_feature_files_may_name_images_with_their_folder(tmp_path, prefix, suffix):
     file = tmp_path / f"f{suffix}"
     files = [prefix + name for name in FILES]
+    files[0:0] = ["extra.jpg"]
     if suffix == ".npz":
-        np.savez(file, files=files, features=np.eye(3), key="mine")
+        np.savez(file, files=files, features=np.eye(4), key="mine")
     else:
         torch.save(
-            {"files": np.array(files), "features": torch.eye(3).bfloat16().requires_grad_()}, file
+            {"files": np.array(files), "features": torch.eye(4).bfloat16().requires_grad_()}, file
         )
     stored = data.read_features(file, FILES)
-    assert stored["files"] == FILES and np.array_equal(stored["features"], np.eye(3))
+    assert stored["files"] == ["extra.jpg", *FILES]
+    assert np.array_equal(stored["features"], np.eye(4))
 
 
 def test_features_of_other_images_stay_what_they_are(tmp_path):

@@ -52,7 +52,9 @@ def draw(path, state, object_, rng):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A --data-root as people have it: ut-zap50k/ and w2v/."""
-    root, rng, rows = tmp_path_factory.mktemp("data"), np.random.default_rng(0), []
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    rows = []
     split = root / "ut-zap50k/compositional-split-natural"
     split.mkdir(parents=True)
     for phase, pairs in PAIRS.items():
@@ -60,15 +62,8 @@ def root(tmp_path_factory):
         for state, object_ in pairs:
             file = f"{7000000 + len(rows)}.{len(rows) % 10}.jpg"
             image = f"{state}_{object_}/{file}"
-            rows.append(
-                dict(
-                    image=image,
-                    _image=f"Shoes/{object_}/Brand/{file}",
-                    attr=state,
-                    obj=object_,
-                    set=phase,
-                )
-            )
+            inside = f"Shoes/{object_}/Brand/{file}"
+            rows.append(dict(image=image, _image=inside, attr=state, obj=object_, set=phase))
             draw(root / "ut-zap50k/images" / image, state, object_, rng)
     rows[5:5] = [
         dict(rows[5], image="NA_NA/1.jpg", attr="NA", obj="NA"),
@@ -94,22 +89,10 @@ def weights(tmp_path_factory):
 
 def train(root, weights, out, *options):
     """What the command prints."""
+    arguments = ["--dataset", "utzappos", "--data-root", str(root), "--weights", str(weights)]
+    arguments += ["--device", "cpu", "--out", str(out)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        compcos.main(
-            [
-                "--dataset",
-                "utzappos",
-                "--data-root",
-                str(root),
-                "--weights",
-                str(weights),
-                "--device",
-                "cpu",
-                "--out",
-                str(out),
-                *options,
-            ]
-        )
+        compcos.main([*arguments, *options])
     return printed.getvalue()
 
 
