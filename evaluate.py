@@ -76,6 +76,7 @@ class Curve(NamedTuple):
 
 class Group(NamedTuple):
     """The candidates of one kind, seen or unseen."""
+    member: np.ndarray  # (P,) bool
     columns: np.ndarray  # (n,) ascending
     penalty: np.ndarray  # (P,) float32: 0 for these columns, -inf for the others
 
@@ -132,15 +133,17 @@ class BiasSweep:
         """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
 
         `target` (B,) holds the columns of the truth. Integers beyond 2^53 are refused, longer
-        floats are rounded to float64. The scores are neither changed nor kept. A ValueError names the
-        row; nothing of that call is added.
+        floats are rounded to float64. The scores are neither changed nor kept. A ValueError names
+        the row; nothing of that call is added.
         """
-        def reduce(block, target, scratch):
-            best_seen = _best(block, self._seen_group, self._places, scratch)
-            best_unseen = _best(block, self._unseen_group, self._places, scratch)
-            return _decisive(*best_seen, *best_unseen, target, self._codes)
+        def reduce(block, top, target, scratch):
+            best_seen = _best(block, top, self._seen_group, self._places, scratch)
+            best_unseen = _best(block, top, self._unseen_group, self._places, scratch)
+            return *best_seen, *best_unseen, target
 
-        self._parts.append(np.concatenate(_each_block(scores, target, len(self.seen), reduce)))
+        parts = _each_block(scores, target, len(self.seen), reduce)
+        joined = [np.concatenate(arrays) for arrays in zip(*parts)]
+        self._parts.append(_decisive(*joined, self._codes))
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
         """Add B images already reduced to the k best seen and the k best unseen candidates.
@@ -411,9 +414,9 @@ class Levels(NamedTuple):
     runs: np.ndarray  # (R,) the levels among them
     starts: np.ndarray  # (R,) where each begins in `feasible`
 
-    def reduce(self, block, target, scratch):
+    def reduce(self, block, top, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
-        seen_score, seen_column = _best(block, self.seen_group, 1, scratch)
+        seen_score, seen_column = _best(block, top, self.seen_group, 1, scratch)
         best = self._best_unseen(block)
         return seen_score[:, 0], seen_column[:, 0] == target, best, \
             self._truth_wins(block, target, best), target
@@ -491,15 +494,15 @@ def _iterated(blocks):
 
 def _group(member):
     """The Group of the columns where `member` (P,) is True."""
-    return Group(np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
+    return Group(member, np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
 
 
 def _each_block(scores, target, count, work):
-    """What work(block, target, scratch) returns for each block of rows, in order, once checked.
+    """What work(block, top, target, scratch) returns for each block of rows, in order, checked.
 
     `scores` (N, count) is read in blocks (B, count) of BLOCK bytes, C-contiguous float32 or
-    float64; `scratch` is an array of that shape and dtype that the work may overwrite. A
-    ValueError names the first bad row.
+    float64; `top` (B,) is the column of each row's greatest score, and `scratch` an array of the
+    block's shape and dtype that the work may overwrite. A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -520,32 +523,22 @@ def _each_block(scores, target, count, work):
             _check_whole(piece, start)
         with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
             block = np.ascontiguousarray(piece, kind)
-        if not _all_finite(block):
+        top = block.argmax(axis=1)  # nan counts as the greatest
+        least = float(block.min(initial=0))
+        greatest = float(block[np.arange(len(block)), top].max(initial=0))
+        if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
         scratch = free.get()
         try:
-            return work(block, target[start:start + step], scratch[:len(block)])
+            return work(block, top, target[start:start + step], scratch[:len(block)])
         finally:
             free.put(scratch)
 
     with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter
         # the results, and so the first row's error, come in order
         return list(pool.map(one, range(0, max(len(scores), 1), step)))
-
-
-def _all_finite(block):
-    """Whether every score lies within LIMIT, from one pass over float32 and two over float64.
-
-    A sum is finite only if all of its terms are. So small a factor keeps one of finite float32
-    from becoming infinite itself.
-    """
-    if block.dtype == np.float32:
-        with np.errstate(invalid="ignore"):  # inf - inf
-            return np.isfinite(block @ np.full(block.shape[1], 1e-10, np.float32)).all()
-    # nan is the least and the greatest number alike, and fails both comparisons
-    return block.min(initial=0) > -LIMIT and block.max(initial=0) < LIMIT
 
 
 def _check_whole(piece, start):
@@ -562,10 +555,11 @@ def _check_whole(piece, start):
                      f"{start + row}, column {column} is {piece[row, column]}; subtract a constant")
 
 
-def _best(block, group, k, scratch):
+def _best(block, top, group, k, scratch):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    Scores (B, k) float64 and columns (B, k), padded with -inf and -1. `scratch` is overwritten.
+    `top` (B,): the column of each row's greatest score. `scratch`, like the block, is overwritten.
+    Returns scores (B, k) float64 and columns (B, k), padded with -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -573,17 +567,29 @@ def _best(block, group, k, scratch):
     where = np.full((len(block), k), -1)
     if not len(columns):
         return best, where
+    if k == 1:
+        # Where the best of all columns is of the group, it is the group's best: no further pass.
+        best[:, 0] = block[rows, top]
+        where[:, 0] = top
+        rows = np.flatnonzero(~group.member[top])
+        if not len(rows):
+            return best, where
+
     few = 4 * len(columns) < block.shape[1]
     if few:
         part = block.take(columns, axis=1)
-    else:
-        # gathering this many columns would take longer
-        part = np.add(block, group.penalty.astype(block.dtype), out=scratch)
+        if len(rows) < len(block):
+            part = part[rows]
+    else:  # to hide the others takes less time than to gather so many
+        part = scratch[:len(rows)]
+        np.add(block if len(rows) == len(block) else block[rows],
+               group.penalty.astype(block.dtype), out=part)
+    lines = np.arange(len(rows))
     for rank in range(min(k, len(columns))):
         at = part.argmax(axis=1)
-        best[:, rank] = part[rows, at]
-        where[:, rank] = columns[at] if few else at
-        part[rows, at] = -np.inf  # out of the way of the next rank
+        best[rows, rank] = part[lines, at]
+        where[rows, rank] = columns[at] if few else at
+        part[lines, at] = -np.inf  # out of the way of the next rank
     return best, where
 
 
