@@ -417,11 +417,11 @@ class Levels(NamedTuple):
     def reduce(self, block, top, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
         seen_score, seen_column = _best(block, top, self.seen_group, 1, scratch)
-        best = self._best_unseen(block)
+        best = self._best_unseen(block, scratch)
         return seen_score[:, 0], seen_column[:, 0] == target, best, \
             self._truth_wins(block, target, best), target
 
-    def _best_unseen(self, block):
+    def _best_unseen(self, block, scratch):
         """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
 
         The most feasible columns compete at every threshold at which any other does. So of the
@@ -431,7 +431,7 @@ class Levels(NamedTuple):
         best = np.full((len(block), len(self.removed)), -np.inf, block.dtype)
         if not len(self.feasible):
             return best
-        scores = block.take(self.feasible, axis=1)
+        scores = _gather(block, self.feasible, scratch)
         best[:, self.runs] = np.maximum.reduceat(scores, self.starts, axis=1)
         above = np.flatnonzero(block > best.max(axis=1, keepdims=True))
         rows, columns = np.divmod(above, block.shape[1])
@@ -567,23 +567,18 @@ def _best(block, top, group, k, scratch):
     where = np.full((len(block), k), -1)
     if not len(columns):
         return best, where
-    if k == 1:
-        # Where the best of all columns is of the group, it is the group's best: no further pass.
-        best[:, 0] = block[rows, top]
-        where[:, 0] = top
-        rows = np.flatnonzero(~group.member[top])
-        if not len(rows):
-            return best, where
-
     few = 4 * len(columns) < block.shape[1]
     if few:
-        part = block.take(columns, axis=1)
-        if len(rows) < len(block):
-            part = part[rows]
-    else:  # to hide the others takes less time than to gather so many
-        part = scratch[:len(rows)]
-        np.add(block if len(rows) == len(block) else block[rows],
-               group.penalty.astype(block.dtype), out=part)
+        part = _gather(block, columns, scratch)
+    else:
+        if k == 1:
+            # Where the best of all columns is of the group, it is the group's best.
+            best[:, 0] = block[rows, top]
+            where[:, 0] = top
+            rows = np.flatnonzero(~group.member[top])
+            block = block[rows] if len(rows) < len(block) else block
+        # To hide the other columns takes less time than to gather so many.
+        part = np.add(block, group.penalty.astype(block.dtype), out=scratch[:len(rows)])
     lines = np.arange(len(rows))
     for rank in range(min(k, len(columns))):
         at = part.argmax(axis=1)
@@ -591,6 +586,14 @@ def _best(block, top, group, k, scratch):
         where[rows, rank] = columns[at] if few else at
         part[lines, at] = -np.inf  # out of the way of the next rank
     return best, where
+
+
+def _gather(block, columns, scratch):
+    """block[:, columns] in the memory of `scratch`, which is as large as the block."""
+    shape = (len(block), len(columns))
+    part = scratch.reshape(-1)[:shape[0] * shape[1]].reshape(shape)
+    # The columns exist; without mode="clip" NumPy would write to a copy first.
+    return block.take(columns, axis=1, out=part, mode="clip")
 
 
 def _checked_best(name, scores, columns, group, shape):
