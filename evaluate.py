@@ -46,6 +46,7 @@ THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 WHOLE = 2**53  # integers up to it are float64 numbers, each of them
 RESAMPLES = 1000
+ROUNDING = 1e-12  # accuracies that differ by less are equal: sums of weights are rounded
 
 PROTOCOLS = ("exact", "published")
 UNITS = ("image", "composition")  # what a resample draws, and what an average counts alike
@@ -313,7 +314,8 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
         exists = ~np.isnan(draws_a[:, i])  # a resample may lack seen or unseen images
         leads = float("nan")
         if exists.any():
-            leads = float((draws_a[exists, i] > draws_b[exists, i]).mean())
+            ahead = draws_a[exists, i] - draws_b[exists, i] > ROUNDING
+            leads = float(ahead.mean())
         result |= {f"{name}_a": a[i], f"{name}_b": b[i], f"{name}_difference": a[i] - b[i],
                    f"{name}_difference_low": float(low[i]),
                    f"{name}_difference_high": float(high[i]), f"{name}_a_leads": leads}

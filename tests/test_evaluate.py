@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+import zipfile
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
 import evaluate as module
-from evaluate import PROTOCOLS, BiasSweep, accuracy_at, evaluate, threshold_sweep
+from evaluate import (HEADLINE, PROTOCOLS, UNITS, BiasSweep, accuracy_at, compare, evaluate,
+                      threshold_sweep)
 
 HERE = Path(__file__).parent
 SHARED = HERE / "../../shared/golden"
@@ -274,8 +276,13 @@ def test_bootstrap_is_that_of_repeated_images():
             rows = np.repeat(order, weights)
             want = evaluate(scores[rows], target[rows], seen, protocol=protocol, **options)
             got = module._metrics(images, weights, protocol, "image", "image")
-            for name in got.keys() - ({"bias"} if protocol == "exact" else set()):  # its plateau may be cut in pieces
+            for name in got:
                 assert got[name] == pytest.approx(want[name], abs=1e-12), name
+            want = evaluate(scores[rows], target[rows], seen, protocol=protocol,
+                            average="composition", **options)
+            got = module._metrics(images, weights, protocol, "image", "composition")
+            for name in got:
+                assert got[name] == pytest.approx(want[name], abs=1e-9), name
 
 
 def test_confidence_intervals():
@@ -489,3 +496,407 @@ def test_script_plot(saved):
     folder, _ = saved
     module.main([str(folder / "scores.npz"), "--plot", str(folder / "curve.png")])
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Exact to the last float.
+
+
+def test_a_tie_that_rounding_hides_is_judged_as_in_real_arithmetic():
+    scores = np.array([[100000, 300000], [66666.66666666667, 266666.6666666667]])
+    sweep = sweep_of(scores, np.array([0, 1]), SEEN)
+    assert accuracy_at(sweep, -200000)["hm"] == 1
+    assert sweep.report()["best_hm"] == 1
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_every_float_bias_is_judged_as_real_arithmetic_would(k):
+    rng = np.random.default_rng(11)
+    for _ in range(60):
+        scores = rng.normal(size=(6, 5)) * 10.0 ** rng.integers(-9, 9, size=(6, 5))
+        scores[rng.random(scores.shape) < 0.2] = 1 / 3
+        seen = np.array([True, True, False, True, False])
+        target = rng.integers(5, size=6)
+        sweep = sweep_of(scores, target, seen, topk=k)
+        exact = np.array([[Fraction(float(x)) for x in row] for row in scores], object)
+        near = (scores[:, seen][:, :, None] - scores[:, ~seen][:, None, :]).ravel()
+        for bias in np.concatenate([near, np.nextafter(near, -np.inf), np.nextafter(near, np.inf)])[::5]:
+            want = accuracies(exact, target, seen, np.ones(5, bool), k, Fraction(float(bias)))
+            got = accuracy_at(sweep, bias)
+            np.testing.assert_equal((got["seen"], got["unseen"]), want)
+
+
+def test_crossings_are_the_differences_rounded_down():
+    rng = np.random.default_rng(12)
+    seen, unseen = rng.normal(size=(2, 20000)) * 10.0 ** rng.integers(-300, 300, size=(2, 20000))
+    unseen[::3] = seen[::3] * rng.uniform(0.4, 2.5, size=len(seen[::3]))
+    crossing = module._crossings(seen, unseen)
+    for a, b, got in zip(seen[::20], unseen[::20], crossing[::20]):
+        assert Fraction(got) <= Fraction(a) - Fraction(b) < Fraction(np.nextafter(got, np.inf))
+
+
+def test_integers_that_are_no_floats_are_refused():
+    whole = np.array([[2**53, 0], [-2**53, 1]])
+    with pytest.warns(UserWarning, match="no image of unseen"):
+        evaluate(whole, np.array([0, 0]), SEEN)
+    for bad in np.array([[0, 0], [0, 2**53 + 1]]), np.array([[0, 0], [0, 2**63 + 1]], np.uint64), \
+            np.array([[0, 0], [0, -2**53 - 1]]):
+        with pytest.raises(ValueError, match="within 2.53.*row 1, column 1"):
+            evaluate(bad, np.array([0, 0]), SEEN)
+    sweep = sweep_of(SCORES, TARGET, SEEN)
+    with pytest.raises(ValueError, match="bias must be a float64 number"):
+        accuracy_at(sweep, 2**53 + 1)
+
+
+def test_state_and_object_at_the_best_hm_do_not_depend_on_the_scale_of_the_scores():
+    ends = 0
+    for seed in range(60):
+        scores, target, seen, candidates, pairs = problem(np.random.default_rng(seed), n=6, p=6)
+        reports = [evaluate(scores * scale, target, seen, candidates=candidates, pairs=pairs)
+                   for scale in (1, 2.0**-12, 2.0**12)]
+        for name in ("state_accuracy_at_best_hm", "object_accuracy_at_best_hm", "best_hm", "auc"):
+            assert len({report[name] for report in reports}) == 1, name
+        ends += reports[1]["bias"] != reports[0]["bias"] * 2.0**-12
+    assert ends  # some best biases lie at an end of the curve
+
+
+def test_infinite_biases_of_any_float_type():
+    scores, target, seen, candidates, pairs = problem(np.random.default_rng(1), "wide")
+    sweep = sweep_of(scores * 1e6, target, seen, candidates=candidates, pairs=pairs)
+    report = sweep.report()
+    for kind in np.float16, np.float32, np.float64, float:
+        assert accuracy_at(sweep, kind("inf"))["unseen"] == report["best_unseen"]
+        assert accuracy_at(sweep, kind("-inf"))["seen"] == report["best_seen"]
+
+
+# Averages and intervals over compositions.
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_each_composition_counts_alike(kind, k):
+    for seed in range(4):
+        scores, target, seen, candidates, pairs = problem(np.random.default_rng(seed), kind, n=25, p=7)
+        once = np.unique(target)
+
+        def balanced(bias):
+            chosen = [top(row, seen, candidates, k, bias) for row in scores]
+            right = np.array([y in columns for y, columns in zip(target, chosen)])
+            share = {c: right[target == c].mean() for c in once}
+            return tuple(np.mean([share[c] for c in once if seen[c] == half]) for half in (True, False))
+
+        def states(bias):
+            chosen = [top(row, seen, candidates, k, bias) for row in scores]
+            right = np.array([pairs[y, 0] in pairs[c, 0] for y, c in zip(target, chosen)])
+            return np.mean([right[target == c].mean() for c in once])
+
+        options = dict(candidates=candidates, pairs=pairs, topk=k, average="composition")
+        biases = [float(bias) for bias in every_bias(scores, seen)]
+        for protocol in PROTOCOLS:
+            if protocol == "published":
+                sweep = sweep_of(scores, target, seen, candidates=candidates, topk=k)
+                biases = sweep.curve("published").bias
+            s, u = np.array([balanced(bias) for bias in biases]).T
+            area = np.sum((s[1:] + s[:-1]) * np.diff(u)) / 2
+            area += s[0] * u[0] * (protocol == "exact")
+            hm = np.max(2 * s * u / np.maximum(s + u, 1e-300))
+            report = evaluate(scores, target, seen, protocol=protocol, **options)
+            for name, value in zip(HEADLINE, (area, hm, s.max(), u.max())):
+                assert report[name] == pytest.approx(value, abs=1e-12), (protocol, name)
+            assert report["state_accuracy"] == pytest.approx(states(0.0), abs=1e-12)
+            assert report["average"] == "composition"
+        sweep = sweep_of(scores, target, seen, candidates=candidates, pairs=pairs, topk=k)
+        assert accuracy_at(sweep, 0.5, average="composition")["seen"] == pytest.approx(balanced(0.5)[0])
+
+
+def test_resampled_compositions_are_copies_of_whole_compositions():
+    scores, target, seen, candidates, pairs = problem(np.random.default_rng(8), n=60)
+    sweep = sweep_of(scores, target, seen, candidates=candidates, pairs=pairs)
+    images = sweep._images()
+    target, rows = target[images.turns.order], images.turns.order
+    for counts, _ in zip(module._resamples(images.composition, seen[target], "composition"), range(20)):
+        for c in np.unique(target):
+            assert len(set(counts[target == c])) == 1
+        copies = {c: counts[target == c][0] for c in np.unique(target)}
+        for half in seen, ~seen:  # as many seen and unseen ones as there are
+            assert sum(n for c, n in copies.items() if half[c]) == sum(half[c] for c in copies)
+        drawn = np.repeat(rows, counts)
+        want = evaluate(scores[drawn], np.repeat(target, counts), seen, candidates=candidates, pairs=pairs)
+        got = module._metrics(images, counts, "exact", "composition", "image")
+        for name in got:
+            assert got[name] == pytest.approx(want[name], abs=1e-12), name
+        balanced = module._metrics(images, counts, "exact", "composition", "composition")
+        at = {c: np.mean([y == top(row, seen, candidates, 1, 1e6)[0] for row, y in zip(scores, target[np.argsort(rows)])
+                          if y == c]) for c in copies if not seen[c]}
+        want = sum(copies[c] * at[c] for c in at) / sum(copies[c] for c in at)
+        assert balanced["best_unseen"] == pytest.approx(want, abs=1e-12)
+
+
+def test_composition_intervals_cover_where_image_intervals_do_not(monkeypatch):
+    """20 unseen compositions of 50 images, right at every bias with a chance of the composition's own."""
+    monkeypatch.setattr(module, "RESAMPLES", 100)
+    seen = np.arange(21) < 1
+    target = np.append(np.zeros(10, int), np.repeat(np.arange(1, 21), 50))
+    covered = {"composition": [], "image": []}
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        chance = np.append(1, rng.beta(2, 2, size=20))  # the mean accuracy, and so the mean AUC, is 1/2
+        right = rng.random(len(target)) < chance[target]
+        wrong = np.where(target == 20, 1, target + 1)
+        sweep = BiasSweep(seen)
+        sweep.update_kept(np.where(seen[target], 10.0, -20.0)[:, None], np.zeros((len(target), 1), int),
+                          np.where(seen[target], -10.0, 0.0)[:, None],
+                          np.where(right & ~seen[target], target, wrong)[:, None], target)
+        for unit in UNITS if seed < 50 else ("composition",):
+            report = sweep.report(confidence=0.95, unit=unit)
+            assert report["unit"] == unit and report["auc"] == pytest.approx(right[10:].mean())
+            covered[unit].append(report["auc_low"] <= 0.5 <= report["auc_high"])
+    assert np.mean(covered["composition"]) >= 0.89
+    assert np.mean(covered["image"]) < 0.7
+
+
+# Paired comparison.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("average", UNITS)
+def test_comparison_is_that_of_the_same_resamples(protocol, unit, average, monkeypatch):
+    monkeypatch.setattr(module, "RESAMPLES", 40)
+    rng = np.random.default_rng(3)
+    scores, target, seen, candidates, pairs = problem(rng, n=50)
+    other = scores + rng.normal(size=scores.shape) / 2
+    sweeps = [sweep_of(scores, target, seen, candidates=candidates, pairs=pairs), sweep_of(other, target, seen)]
+    got = compare(*sweeps, 0.9, unit, protocol=protocol, average=average)
+    np.testing.assert_equal(compare(*sweeps, 0.9, unit, protocol=protocol, average=average), got)
+    reports = [sweep.report(protocol, average=average) for sweep in sweeps]
+    composition = np.unique(target, return_inverse=True)[1]
+    differences = {name: [] for name in HEADLINE}
+    for counts in module._resamples(composition, seen[target], unit):
+        if unit == "composition" and average == "composition":  # copies are compositions: give them columns
+            values = []
+            for sweep in sweeps:
+                images = sweep._images()
+                values.append(module._metrics(images, counts[images.turns.order], protocol, unit, average))
+        else:
+            rows = np.repeat(np.arange(50), counts)
+            options = dict(protocol=protocol, average=average)
+            values = [evaluate(scores[rows], target[rows], seen, candidates=candidates, **options),
+                      evaluate(other[rows], target[rows], seen, **options)]
+        for name in HEADLINE:
+            differences[name].append(values[0][name] - values[1][name])
+    for name in HEADLINE:
+        assert (got[name + "_a"], got[name + "_b"]) == (reports[0][name], reports[1][name])
+        assert got[name + "_difference"] == got[name + "_a"] - got[name + "_b"]
+        ordered = np.sort(differences[name])
+        assert got[name + "_difference_low"] == pytest.approx(ordered[2], abs=1e-12)
+        assert got[name + "_difference_high"] == pytest.approx(ordered[37], abs=1e-12)
+        assert got[name + "_a_leads"] == pytest.approx((ordered > 1e-9).sum() / 40)
+    assert got["unit"] == unit and got["average"] == average and got["confidence"] == 0.9
+
+
+def test_comparison_of_a_system_with_itself_and_with_a_better_one():
+    rng = np.random.default_rng(0)
+    target, seen = rng.integers(8, size=400), np.arange(8) < 4
+    noise = rng.normal(size=(400, 8))
+    weak = sweep_of(noise + np.eye(8)[target], target, seen)
+    strong = sweep_of(noise + 3 * np.eye(8)[target], target, seen)
+    same, better = compare(weak, weak), compare(strong, weak)
+    for name in HEADLINE:
+        assert [same[name + end] for end in ("_difference", "_difference_low", "_difference_high", "_a_leads")] == [0] * 4
+        assert better[name + "_difference_low"] > 0 and better[name + "_a_leads"] == 1
+
+
+def test_what_cannot_be_compared_is_named():
+    pairs = np.array([[0, 0], [0, 1]])
+    sweep = sweep_of(SCORES, TARGET, SEEN, pairs=pairs)
+    cases = [(sweep_of(SCORES, TARGET, ~SEEN), "seen differs, first in column 0"),
+             (sweep_of(SCORES, TARGET[::-1], SEEN), r"targets differ, first in row 0 \(0 and 1\)"),
+             (sweep_of(SCORES[:2], TARGET[:2], SEEN), "numbers of images differ, 3 and 2"),
+             (sweep_of(np.zeros((3, 3)), TARGET, np.append(SEEN, False)), "numbers of compositions differ, 2 and 3"),
+             (sweep_of(SCORES, TARGET, SEEN, topk=2), "topk differs, 1 and 2"),
+             (sweep_of(SCORES, TARGET, SEEN, pairs=pairs[::-1]), "pairs differ"),
+             (BiasSweep(SEEN), "no images"), (None, "sweep_b must be a BiasSweep, got NoneType")]
+    for other, message in cases:
+        with pytest.raises(ValueError, match=message):
+            compare(sweep, other)
+    for change, message in ((dict(confidence=None), "confidence must be"), (dict(unit="pixel"), "unit must be one of"),
+                            (dict(average=None), "average must be one of"), (dict(protocol=1), "protocol must be")):
+        with pytest.raises(ValueError, match=message):
+            compare(sweep, sweep, **change)
+    ok = sweep_of(SCORES, TARGET, SEEN, candidates=np.array([True, False]))  # other candidates, no pairs
+    assert compare(sweep, ok)["n_seen"] == 1
+
+
+def test_comparison_of_one_half_alone():
+    sweep = sweep_of(np.eye(2)[[0, 0, 1]], np.array([0, 0, 0]), SEEN)
+    with pytest.warns(UserWarning, match="no image of unseen") as caught:
+        result = compare(sweep, sweep)
+    assert len(caught) == 1 and np.isnan(result["auc_difference"]) and np.isnan(result["auc_a_leads"])
+    assert result["best_seen_difference"] == 0
+
+
+# Edges.
+
+
+def test_topk_beyond_the_compositions_is_all_of_them():
+    scores, target, seen, candidates, pairs = problem(np.random.default_rng(0), p=7)
+    options = dict(candidates=candidates, pairs=pairs)
+    for protocol in PROTOCOLS:
+        want = evaluate(scores, target, seen, topk=7, protocol=protocol, **options)
+        got = evaluate(scores, target, seen, topk=10**12, protocol=protocol, **options)
+        assert got == want | {"topk": 10**12}
+
+
+def test_pairs_and_masks_are_copied():
+    pairs, seen = np.array([[0, 0], [0, 1]]), SEEN.copy()
+    sweep = sweep_of(SCORES, TARGET, seen, pairs=pairs)
+    want = sweep.report()
+    pairs[:] = 5
+    seen[:] = False
+    assert sweep.report() == want and (sweep.pairs < 5).all()
+
+
+def test_wrong_types_are_named():
+    good = dict(scores=SCORES, target=TARGET, seen=SEEN)
+    for change in (dict(confidence="0.95"), dict(confidence=True), dict(confidence=np.nan), dict(confidence=[0.9]),
+                   dict(unit="images"), dict(average=0), dict(protocol=["exact"]), dict(topk="2"), dict(topk=10**30),
+                   dict(scores=[[0, 1], [0], [1, 1]]), dict(scores=None), dict(scores={}), dict(scores="ab"),
+                   dict(target=[[0], [1, 2]]), dict(seen=None), dict(candidates="all"), dict(pairs=[[0, 1], [0]])):
+        with pytest.raises(ValueError, match=list(change)[0]):
+            evaluate(**{**good, **change})
+    sweep = sweep_of(**good)
+    for other in None, 3, SCORES:
+        with pytest.raises(ValueError, match="other must be a BiasSweep"):
+            sweep.merge(other)
+    for blocks in 5, None:
+        with pytest.raises(ValueError, match="blocks must be an iterable of pairs"):
+            threshold_sweep(blocks, SEEN, np.zeros(2), [0.5])
+    with pytest.raises(ValueError, match="thresholds"):
+        threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), ["a"])
+
+
+def test_update_kept_refuses_a_column_twice():
+    sweep = BiasSweep(np.array([True, True, False, False]), topk=2)
+    with pytest.raises(ValueError, match="unseen row 0 must hold scores of distinct unseen candidates"):
+        sweep.update_kept(np.array([[.5, .1]]), np.array([[1, 0]]), np.array([[.5, .1]]), np.array([[2, 2]]),
+                          np.array([1]))
+
+
+def test_thresholds_of_no_images_are_refused():
+    with pytest.raises(ValueError, match="no images"):
+        threshold_sweep([(SCORES[:0], TARGET[:0])], SEEN, np.zeros(2), [0.5])
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_thresholds_compare_feasibility_in_float64(kind):
+    rng = np.random.default_rng(2)
+    scores, target, seen, _, _ = problem(rng, n=60, p=30)
+    feasibility = rng.choice([0.1, 0.3, 0.7], size=30).astype(kind)
+    thresholds = np.array([0.1, 0.3, 0.7])  # float16(0.1) < 0.1 < float32(0.1)
+    got = threshold_sweep([(scores, target)], seen, feasibility, thresholds)
+    for i, threshold in enumerate(thresholds):
+        mask = seen | (feasibility.astype(float) >= threshold)
+        assert got["auc"][i] == evaluate(scores, target, seen, candidates=mask)["auc"]
+        assert got["removed"][i] == pytest.approx(1 - mask.mean())
+
+
+def test_torch_tensors_of_any_kind():
+    torch = pytest.importorskip("torch")
+    scores, target, seen, _, _ = problem(np.random.default_rng(0), "ties")
+    tensor = torch.from_numpy(scores).to(torch.bfloat16).requires_grad_()
+    got = evaluate(tensor, torch.from_numpy(target), torch.from_numpy(seen))
+    np.testing.assert_equal(got, evaluate(scores, target, seen))
+
+
+# The script.
+
+
+def test_composition_rows_have_nan_where_the_report_has(tmp_path):
+    sweep = sweep_of(np.eye(2)[[0, 1]], np.array([0, 0]), SEEN)
+    module.write_compositions(sweep, tmp_path / "c.csv")
+    row, = csv.DictReader((tmp_path / "c.csv").open())
+    assert (row["accuracy"], row["accuracy_at_best_hm"], row["accuracy_unseen_only"]) == ("0.5", "nan", "0.0")
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.csv"]
+
+
+def test_script_finds_the_scores_beside_a_run_and_explains_its_names(saved, capsys):
+    folder, arrays = saved
+    (folder / "run").mkdir()
+    rest = {name: array for name, array in arrays.items() if name != "scores"}
+    np.savez(folder / "run/scores_open.npz", **rest)
+    np.save(folder / "run/scores.npy", arrays["scores"])
+    module.main([str(folder / "run/scores_open.npz")])
+    text = capsys.readouterr().out
+    assert f"{100 * evaluate(**arrays)['auc']:.2f}" in text
+    assert all(name in text.splitlines()[-1] for name in ("S best_seen", "U best_unseen", "HM best_hm", "AUC auc",
+                                                          "Sta. state_accuracy", "Obj. object_accuracy"))
+
+
+def test_script_compares_averages_and_resamples(saved, capsys):
+    folder, arrays = saved
+    other = {**arrays, "scores": arrays["scores"] + np.eye(9)[arrays["target"]]}
+    np.savez(folder / "other.npz", **other)
+    files = [str(folder / "scores.npz"), "--against", str(folder / "other.npz")]
+    module.main([*files, "--json", "--unit", "composition", "--average", "composition"])
+    got = json.loads(capsys.readouterr().out)
+    masks = dict(candidates=arrays["candidates"], pairs=arrays["pairs"])
+    sweeps = [sweep_of(each["scores"], each["target"], each["seen"], **masks) for each in (arrays, other)]
+    for protocol in PROTOCOLS:
+        assert got["against"][protocol] == compare(*sweeps, 0.95, "composition", protocol=protocol, average="composition")
+        assert got[protocol] == sweeps[0].report(protocol, average="composition")
+    module.main([*files, "--confidence", "0.9"])
+    text = capsys.readouterr().out
+    assert "90 % intervals over images" in text and "a leads" in text and text.count("auc, ") == 2
+    for wrong in (["--unit", "image"], ["--against", str(folder / "none.npz")]):
+        with pytest.raises(SystemExit) as exit:
+            module.main([files[0], *wrong])
+        assert exit.value.code == 2 and capsys.readouterr().err.startswith("error: ")
+
+
+def test_damaged_archives_end_in_one_line(saved, capsys):
+    folder, arrays = saved
+    np.savez_compressed(folder / "small.npz", **arrays)
+    whole, rng = (folder / "small.npz").read_bytes(), np.random.default_rng(0)
+    variants = [whole[:n] for n in (0, 3, 50, len(whole) // 2, len(whole) - 5)]
+    for _ in range(150):  # flipped bytes
+        damaged = bytearray(whole)
+        for at in rng.integers(len(whole), size=3):
+            damaged[at] ^= int(rng.integers(1, 256))
+        variants.append(bytes(damaged))
+    entry = whole.index(b"PK\x01\x02")  # the first entry of the directory of a zip archive
+    variants.append(whole[:entry + 8] + b"\x01" + whole[entry + 9:])  # encrypted
+    variants.append(whole[:entry + 10] + b"\x63" + whole[entry + 11:])  # unknown compression
+    refused = 0
+    for data in variants:
+        (folder / "damaged.npz").write_bytes(data)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module.main([str(folder / "damaged.npz")])
+        except SystemExit as exit:
+            error = capsys.readouterr().err
+            assert exit.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
+            refused += 1
+        else:  # a byte that nothing reads
+            assert f"{100 * evaluate(**arrays)['auc']:.2f}" in capsys.readouterr().out
+    assert refused > 100
+
+
+def test_a_huge_shape_in_a_header_ends_in_one_line(saved, capsys):
+    folder, arrays = saved
+    np.save(folder / "scores.npy", arrays["scores"])
+    data = (folder / "scores.npy").read_bytes()
+    assert b"(60, 9), }" in data
+    for shape in (b"(60000000000, 9), }", b"(9" + b"9" * 30 + b", 9), }", b"(-60, 9), }"):
+        longer = len(shape) - len(b"(60, 9), }")
+        (folder / "scores.npy").write_bytes(data.replace(b"(60, 9), }" + b" " * longer, shape))
+        with pytest.raises(SystemExit) as exit:
+            module.main([str(folder / "scores.npy"), str(folder / "scores.npz")])
+        error = capsys.readouterr().err
+        assert exit.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+        with zipfile.ZipFile(folder / "huge.npz", "w") as archive:
+            archive.write(folder / "scores.npy", "scores.npy")
+        with pytest.raises(SystemExit) as exit:
+            module.main([str(folder / "huge.npz")])
+        error = capsys.readouterr().err
+        assert exit.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
