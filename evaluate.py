@@ -295,20 +295,28 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     seen[order] = both[0].turns.seen
     _warn_of_a_missing_half(int(seen.sum()), len(seen))
 
-    def headlines(counts, unit):
+    def headlines(counts, unit):  # of both: two lists of 4
         weights = _weights(composition, counts, unit, average)
-        rows = []
+        values = []
         for images in both:
             order = images.turns.order
             curve, area = _curve(images.turns, counts[order], weights[order], protocol)
-            rows.append(_headline(curve, area))
-        return rows
+            values.append(_headline(curve, area))
+        return values
 
     a, b = headlines(np.ones(len(seen), int), "image")
     draws = np.array([headlines(counts, unit) for counts in _resamples(composition, seen, unit)])
-    draws_a, draws_b = draws[:, 0], draws[:, 1]  # (resamples, 4) each
-    low, high = _percentiles(draws_a - draws_b, confidence)
+    result = _differences(a, b, draws, confidence)
+    return result | {"confidence": confidence, "unit": unit, "average": average,
+                     "n_seen": int(seen.sum()), "n_unseen": int((~seen).sum()),
+                     "topk": sweep_a.topk, "protocol": protocol}
 
+
+def _differences(a, b, draws, confidence):
+    """What `compare` says of each headline metric, of its values (4,) and draws (R, 2, 4)."""
+    draws_a = draws[:, 0]
+    draws_b = draws[:, 1]
+    low, high = _percentiles(draws_a - draws_b, confidence)
     result = {}
     for i, name in enumerate(HEADLINE):
         exists = ~np.isnan(draws_a[:, i])  # a resample may lack seen or unseen images
@@ -316,12 +324,13 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
         if exists.any():
             ahead = draws_a[exists, i] - draws_b[exists, i] > ROUNDING
             leads = float(ahead.mean())
-        result |= {f"{name}_a": a[i], f"{name}_b": b[i], f"{name}_difference": a[i] - b[i],
-                   f"{name}_difference_low": float(low[i]),
-                   f"{name}_difference_high": float(high[i]), f"{name}_a_leads": leads}
-    return result | {"confidence": confidence, "unit": unit, "average": average,
-                     "n_seen": int(seen.sum()), "n_unseen": int((~seen).sum()),
-                     "topk": sweep_a.topk, "protocol": protocol}
+        result[f"{name}_a"] = a[i]
+        result[f"{name}_b"] = b[i]
+        result[f"{name}_difference"] = a[i] - b[i]
+        result[f"{name}_difference_low"] = float(low[i])
+        result[f"{name}_difference_high"] = float(high[i])
+        result[f"{name}_a_leads"] = leads
+    return result
 
 
 def _check_comparable(sweep_a, sweep_b):
@@ -860,10 +869,12 @@ def _array(name, values, kinds, shape, below=None):
 
 
 def _is_number(array):
+    """Whether an array is one real number."""
     return array.ndim == 0 and array.dtype.kind in "fiu" and not np.isnan(array)
 
 
 def _checked_confidence(confidence):
+    """A float between 0 and 1, or a ValueError."""
     number = _plain("confidence", confidence)
     if not _is_number(number) or not 0 < number < 1:
         raise ValueError("confidence must be a number between 0 and 1, as 0.95 is, "
@@ -872,6 +883,7 @@ def _checked_confidence(confidence):
 
 
 def _checked_bias(bias):
+    """A float64 bias, infinite or not, of a number of any type; or a ValueError."""
     number = _plain("bias", bias)
     if not _is_number(number):
         raise ValueError(f"bias must be a number, got {number.tolist()!r}; a report of seen or "
@@ -882,11 +894,13 @@ def _checked_bias(bias):
 
 
 def _choice(name, value, choices):
+    """A ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def _warn_of_a_missing_half(seen_count, count):
+    """One warning, shown at the caller's caller, where all images are seen ones or none is."""
     if seen_count in (0, count):
         half = "unseen" if seen_count else "seen"
         warnings.warn(f"no image of {half} compositions: what needs one is nan", stacklevel=3)
