@@ -646,13 +646,14 @@ def _shape_of_text(head, path):
                          "`word number ...` or an .npz")
     start = 3 if head.startswith(b"\xef\xbb\xbf") else 0  # a byte order mark
     lines = head[start:].split(b"\n")
-    if len(lines) > 1:
-        lines.pop()  # what follows the last line end: nothing, or part of a line
     counts = re.fullmatch(rb"(\d+)\s+(\d+)\s*", lines[0])
     if counts:
         return "text", int(counts[2]), start + len(lines[0]) + 1
+    if len(lines) > 1:
+        lines.pop()  # what follows the last line end: nothing, or part of a line
     # Entries with spaces in them make their lines look longer: most lines have none.
-    widths = Counter(len(line.split()) - 1 for line in lines if line.strip())
+    lines = [line for line in lines if line.strip()][:100]
+    widths = Counter(len(line.split()) - 1 for line in lines)
     return "glove", max(widths.most_common(1)[0][0], 1), start
 
 
