@@ -1,4 +1,5 @@
-"""Recipes and members from the command line: lengths in steps, resuming, loading, predicting; changing the project."""
+"""Recipes and members from the command line: lengths in steps, resuming, loading, predicting;
+changing the project."""
 
 import csv
 import json
@@ -17,7 +18,9 @@ from test_experiment import toy  # noqa: F401, a fixture
 
 def run(folder, out, *options):
     """A short strong run on the CPU; its metrics."""
-    compcos.main(["--dataset", str(folder), "--out", str(out), "--device", "cpu", *map(str, options)])
+    compcos.main(
+        ["--dataset", str(folder), "--out", str(out), "--device", "cpu", *map(str, options)]
+    )
     return json.loads((out / "metrics.json").read_text())
 
 
@@ -60,7 +63,8 @@ def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
 
 
 def test_members_live_in_one_file(toy, tmp_path):  # noqa: F811
-    """best.pt of three members loads, scores as their mean, predicts, and gives the feasibility that was reported."""
+    """best.pt of three members loads, scores as their mean, predicts, and gives the feasibility
+    that was reported."""
     run(toy, tmp_path / "run", "--epochs", 2, "--members", 3, "--save-scores")
     model = CompCos.load(tmp_path / "run/best.pt")
     assert isinstance(model, Members) and len(model.members) == 3
@@ -70,7 +74,9 @@ def test_members_live_in_one_file(toy, tmp_path):  # noqa: F811
     features = np.stack([rows[name] for name in dataset.images["test"]])
     scores = model(torch.as_tensor(features)).detach().flatten(1).numpy()
     np.testing.assert_allclose(scores, np.load(tmp_path / "run/scores.npy"), atol=1e-5)
-    np.testing.assert_allclose(model.feasibility(dataset.seen), model.checkpoint["feasibility"], atol=1e-6)
+    np.testing.assert_allclose(
+        model.feasibility(dataset.seen), model.checkpoint["feasibility"], atol=1e-6
+    )
     assert (predict(model, features, k=1)[0][:, 0] == scores.argmax(1)).all()
 
 
@@ -85,12 +91,27 @@ def test_the_mask_never_hides_from_a_user_what_the_folder_names(toy, tmp_path): 
 
 
 def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
-    """Rows of --csv are those of predict_images; probabilities are the softmax over the candidates allowed."""
+    """Rows of --csv are those of predict_images; probabilities are the softmax over the candidates
+    allowed."""
     run(toy, tmp_path / "run", "--epochs", 1, "--members", 2)
     file = toy / "features.npz"
     table = tmp_path / "answers.csv"
-    compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), "--csv", str(table),
-                  "--candidates", "open", "--top", "30", "--device", "cpu"])
+    compcos.main(
+        [
+            "--checkpoint",
+            str(tmp_path / "run/best.pt"),
+            "--features",
+            str(file),
+            "--csv",
+            str(table),
+            "--candidates",
+            "open",
+            "--top",
+            "30",
+            "--device",
+            "cpu",
+        ]
+    )
     with open(table, newline="") as opened:
         rows = list(csv.DictReader(opened))
     model = CompCos.load(tmp_path / "run/best.pt")
@@ -102,9 +123,14 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
     shares = sorted(logits.softmax(0).tolist(), reverse=True)
     found = sorted((float(row["probability"]) for row in rows[:30]), reverse=True)
     np.testing.assert_allclose(found, shares, rtol=1e-4, atol=1e-7)
-    for options, message in ((["--top", "0"], "--top is 0"), (["--predict", "nowhere.png"], "no features of")):
+    for options, message in (
+        (["--top", "0"], "--top is 0"),
+        (["--predict", "nowhere.png"], "no features of"),
+    ):
         with pytest.raises(SystemExit):
-            compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), *options])
+            compcos.main(
+                ["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), *options]
+            )
         assert message in capsys.readouterr().err
 
 
@@ -118,7 +144,8 @@ def test_a_dataset_under_a_name_of_its_own(toy, tmp_path, monkeypatch):  # noqa:
 
 
 def test_plain_loss_is_an_option(toy, tmp_path):  # noqa: F811
-    """--plain-loss trains by compcos_loss itself; the numbers are those of the fused form up to rounding."""
+    """--plain-loss trains by compcos_loss itself; the numbers are those of the fused form up to
+    rounding."""
     options = ["--recipe", "published", "--epochs", 3]
     fused = run(toy, tmp_path / "fused", *options)["test"]["open"]["exact"]["auc"]
     plain = run(toy, tmp_path / "plain", *options, "--plain-loss")["test"]["open"]["exact"]["auc"]
