@@ -10,12 +10,16 @@ import csv
 import glob
 from pathlib import Path
 
+import common
+
+if __name__ == "__main__":
+    common.wait_gently()  # before torch is imported
+
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as nnf
 
-import common
 import data
 import experiment
 import features as image_features
