@@ -586,8 +586,10 @@ def _best(block, top, group, k, scratch):
             # Where the best of all columns is of the group, it is the group's best.
             best[:, 0] = block[rows, top]
             where[:, 0] = top
-            rows = np.flatnonzero(~group.member[top])
-            block = block[rows] if len(rows) < len(block) else block
+            lacking = np.flatnonzero(~group.member[top])
+            if 2 * len(lacking) < len(block):  # else a copy of these rows costs more than it saves
+                rows = lacking
+                block = block[lacking]
         # To hide the other columns takes less time than to gather so many.
         part = np.add(block, group.penalty.astype(block.dtype), out=scratch[:len(rows)])
     lines = np.arange(len(rows))
@@ -1040,6 +1042,8 @@ def write_compositions(sweep, path, average="image"):
 def _write_whole(path, write):
     """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {path.parent} to write {path.name} into: create it first")
     part = path.with_name(".part." + path.name)  # the ending stays: it says the format
     try:
         write(part)

@@ -1083,6 +1083,8 @@ def test_composition_rows_have_nan_where_the_report_has(tmp_path):
         "0.0",
     )
     assert list(tmp_path.iterdir()) == [tmp_path / "c.csv"]
+    with pytest.raises(ValueError, match="no folder .*none to write c.csv into"):
+        module.write_compositions(sweep, tmp_path / "none/c.csv")
 
 
 def test_script_finds_the_scores_beside_a_run_and_explains_its_names(saved, capsys):
