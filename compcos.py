@@ -444,6 +444,9 @@ class TrainingLoss(nn.Module):
         position[place] = torch.arange(len(pairs), device=device)
         self.register_buffer("seen", seen, persistent=False)
         self.register_buffer("offsets", offsets, persistent=False)
+        # those of `pairs`, looked up here: in a captured step a mask cannot be an index
+        seen_offsets = None if offsets is None else offsets[seen]
+        self.register_buffer("seen_offsets", seen_offsets, persistent=False)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("position", position, persistent=False)
         penalty = torch.zeros(seen.shape, device=device, dtype=dtype)
@@ -473,7 +476,7 @@ class TrainingLoss(nn.Module):
         """Eq. 2: only the seen compositions are scored, (B, P), and compete."""
         logits = self.scale * model.cosines(features, self.pairs)
         if self.offsets is not None:
-            logits = logits + self.offsets[self.seen]
+            logits = logits + self.seen_offsets
         if mixed is None:
             return nnf.cross_entropy(logits, self.position[target])
         second, share = mixed
