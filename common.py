@@ -181,11 +181,11 @@ def clear_parts(path):
 
 
 def reserve(path, size):
-    """Make `path` a file of `size` bytes whose room is really there. OSError names it, and leaves
+    """Give a new or sparse file `path` the room of `size` bytes. OSError names it, and leaves
     nothing."""
     path = Path(path)
     try:
-        with open(path, "wb") as file:
+        with open(path, "r+b" if path.exists() else "wb") as file:
             if size and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:

@@ -67,11 +67,11 @@ class CompCos(nn.Module):
         weights = checkpoint.pop("weights")
         states = weights_of_first(weights, "states")
         objects = weights_of_first(weights, "objects")
-        model = build(states, objects, checkpoint["config"])
         try:
+            model = build(states, objects, checkpoint["config"])
             model.load_state_dict(weights)
-        except RuntimeError as error:
-            why = str(error).splitlines()[-1].strip()
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
@@ -780,7 +780,7 @@ def print_predictions(options):
 # strong recipe adds, here switched off.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
-    mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
+    passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
     average=0.0, word_rate=1.0, patience=None)
 OWN = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),

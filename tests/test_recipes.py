@@ -43,7 +43,9 @@ def test_a_folder_gets_the_strong_recipe(toy, tmp_path, capsys):  # noqa: F811
 def test_lengths_are_counted_in_steps(images, steps_an_epoch):
     chosen = dict(compcos.STRONG)
     experiment.steps_to_epochs(chosen, images)
+    steps_an_epoch *= chosen["passes"]
     steps = chosen["epochs"] * steps_an_epoch
+    assert steps_an_epoch >= 20 and (chosen["passes"] == 1 or steps_an_epoch < 30)
     assert steps >= 2600 and (steps < 2600 + steps_an_epoch or chosen["epochs"] == 40)
     assert abs(chosen["warmup"] * steps_an_epoch - 980) <= steps_an_epoch / 2
     given = compcos.STRONG | dict(epochs=7)
