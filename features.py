@@ -743,7 +743,7 @@ def _choose_weights(weights, upright, caches, stamps):
             return None, cache.key, rows
         if cache.weights and Path(cache.weights).is_file():
             if describe(cache.weights, upright) == cache.key:
-                return cache.weights, cache.key, rows
+                return Path(cache.weights), cache.key, rows
     return None, own_key, _rows_of(caches, own_key, stamps)
 
 
