@@ -424,8 +424,8 @@ def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume,
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
         results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device,
                                 out=folder, resume=resume, save_scores=save_scores, eager=eager))
-        title = f"{dataset.name}, {describe_model(settings)}, {settings['world']} world, seed "
-                f"{seed}"
+        name = describe_model(settings)
+        title = f"{dataset.name}, {name}, {settings['world']} world, seed {seed}"
         print(table(results[-1], title), flush=True)
     if len(seeds) > 1:
         means = combine(results, np.mean)
