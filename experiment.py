@@ -606,6 +606,9 @@ def add_options(parser):
     add("--missing", default="error", choices=["error", "random", "mean"], help="for words "
                                                                                 "without vectors")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
+    add("--cache", metavar="DIR", help="where extracted features are kept (default: in the dataset's folder; beside --out "
+        "if that is read-only)")
+    add("--max-pixels", type=int, metavar="N", help="read larger photos than 179 million pixels, up to N")
     add("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
     add = parser.add_argument_group("training (defaults: the published ones of the dataset)").add_argument
     add("--world", default="open", choices=["open", "closed"])
@@ -648,6 +651,7 @@ def prepare(options, model, defaults):
     if options.dataset == "shapes":
         drawings.ensure(Path(options.data_root, "shapes"))
     dataset = data.load(options.dataset, options.data_root)
+    out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")
@@ -658,7 +662,8 @@ def prepare(options, model, defaults):
                                  root=options.data_root)
     dataset, features, backbone = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
-        respect_orientation=options.respect_orientation)
+        respect_orientation=options.respect_orientation, cache=options.cache, fallback=out.parent,
+        max_pixels=options.max_pixels)
     empty = [phase for phase in data.PHASES if not len(dataset.targets[phase])]
     if empty:
         raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
@@ -674,7 +679,6 @@ def prepare(options, model, defaults):
                     seen=int(dataset.seen.sum()), images={phase: len(dataset.targets[phase]) for phase in data.PHASES},
                     device=str(device), mask=options.mask, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
-    out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
     return Prepared(dataset, features, states, objects, device, settings, out)
 
 
