@@ -146,7 +146,7 @@ def test_table(run):
     out, printed = run
     metrics = metrics_of(out)
     rows = answers(out)
-    start = printed.index("utzappos, compcos, open world, seed 0")
+    start = printed.index("utzappos, compcos (published recipe), open world, seed 0")
     title, head, *lines = printed[start:].splitlines()
     assert title.endswith("(test, %)")
     assert head.split() == ["candidates", "protocol", "S", "U", "HM", "AUC", "Sta", "Obj"]
@@ -223,7 +223,7 @@ def test_predict(run, root, weights, capsys):
         and len(lines) == 13
     )
     for row, line in zip(rows, lines[2::4]):
-        score, *names = line.split()
+        score, _, *names = line.split()  # score, probability, state and object
         assert " ".join(names[:2]) == row["open"] and float(score) == pytest.approx(
             float(row["open_score"]), abs=2e-3
         )
