@@ -4,6 +4,7 @@ begin.
 """
 
 import functools
+import glob
 import io
 import os
 import secrets
@@ -172,7 +173,7 @@ def write_whole(path, contents):
 
 def clear_parts(path):
     """Remove `.part` files of `path` that dead processes left an hour ago or earlier."""
-    for part in path.parent.glob(f".{path.name}.*.part"):
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         try:
             if time.time() - part.stat().st_mtime > STALE_SECONDS:
                 part.unlink()
@@ -251,8 +252,6 @@ def command(main):
             survive_odd_streams()
             try:
                 return main(argv)
-            except BrokenPipeError:
-                status = 0  # the reader has gone, as `head` does
             except (ValueError, OSError) as error:
                 say(f"error: {error}")
                 status = 2
@@ -297,6 +296,8 @@ def signals_as_interrupts(received):
         if hasattr(signal, name):
             try:
                 number = getattr(signal, name)
+                if signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # as nohup wants it
                 before[number] = signal.signal(number, stop)
             except ValueError:
                 pass  # not the main thread: whoever runs it handles signals
