@@ -193,7 +193,7 @@ def bench_step(repeat):
     And beside the parts that no form can do without: ω, W on the primitives, and a cross-entropy of
     logits that are given.
     """
-    from compcos import CompCos, objective
+    from compcos import CompCos
     from features import pick_device
     from reference import plain_step
     from train import stepper
@@ -212,9 +212,9 @@ def bench_step(repeat):
     plain_model = CompCos(torch.randn(S, D), torch.randn(O, D), F).to(device)
     optimizer = adam(model, weight_decay=5e-5)
     plain_optimizer = adam(plain_model, weight_decay=5e-5)
-    loss, after_epoch = objective(model, seen)
-    after_epoch(15)
-    step, _ = stepper(model, loss, optimizer, features, target, B)
+    model.set_training(seen)
+    model.after_epoch(15)
+    step, _ = stepper(model, optimizer, features, target, B)
     margin = .4 * torch.as_tensor(plain_model.feasibility(seen), device=device).float()
 
     order = torch.arange(B, device=device)
@@ -279,7 +279,7 @@ def bench_run(repeat):
 
     On a CPU 2 of 300 epochs.
     """
-    from compcos import CompCos, objective
+    from compcos import CompCos
     from features import pick_device
     from train import fit, selection, sweep
 
@@ -296,7 +296,7 @@ def bench_run(repeat):
     seen = known.reshape(S, O)
     everything = {"open": np.ones(S * O, bool)}
     model = CompCos(random.normal(size=(S, 600)), random.normal(size=(O, 600)), 512).to(device)
-    loss, after_epoch = objective(model, seen)
+    model.set_training(seen)
     epochs = 300 if device.type == "cuda" else 2
     moments = [time.perf_counter()]  # the start, then the end of each epoch
 
@@ -307,9 +307,9 @@ def bench_run(repeat):
         return value
 
     with tempfile.TemporaryDirectory() as out:
-        fit(model, loss, features["train"], torch.as_tensor(targets["train"], device=device),
+        fit(model, features["train"], torch.as_tensor(targets["train"], device=device),
             validate, epochs=epochs, batch_size=128, lr=5e-5, weight_decay=5e-5, seed=0,
-            out=Path(out), settings={}, after_epoch=after_epoch)
+            out=Path(out), settings={})
     whole = time.perf_counter() - moments[0]
     first = moments[1] - moments[0]
     rest = (moments[-1] - moments[1]) / (epochs - 1)
@@ -352,7 +352,7 @@ def bench_scale(repeat):
 
 def large_vocabulary(S, O, D, repeat, images=256):
     """Train a few steps, find τ and evaluate two candidate sets; print time and peak memory."""
-    from compcos import CompCos, objective
+    from compcos import CompCos
     from experiment import best_threshold
     from features import pick_device
     from feasibility import hard_mask
@@ -368,10 +368,10 @@ def large_vocabulary(S, O, D, repeat, images=256):
     target[::2] = random.integers(0, S * O, len(target[::2]))  # most of these are unseen
 
     model = CompCos(random.normal(size=(S, D)), random.normal(size=(O, D)), 512).to(device)
-    loss, after_epoch = objective(model, seen)
-    after_epoch(15)
+    model.set_training(seen)
+    model.after_epoch(15)
     labels = torch.as_tensor(target, device=device)
-    step, _ = stepper(model, loss, adam(model), features, labels, 128)
+    step, _ = stepper(model, adam(model), features, labels, 128)
     order = torch.arange(128, device=device)
     for _ in range(4 if device.type == "cuda" else 1):  # warm up, and capture the step
         step(order)
