@@ -36,7 +36,6 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -523,12 +522,7 @@ def _each_block(scores, target, count, work):
     step = max(1, BLOCK // (count * np.dtype(kind).itemsize))
     step = min(step, max(len(scores), 1))
 
-    # Fresh memory for every block would cost more than the arithmetic.
-    free = SimpleQueue()
-    for _ in range(THREADS):
-        free.put(np.empty((step, count), kind))
-
-    def one(start):
+    def one(start, scratch):
         piece = scores[start:start + step]
         if piece.dtype.kind in "iu":
             _check_whole(piece, start)
@@ -541,15 +535,22 @@ def _each_block(scores, target, count, work):
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
-        scratch = free.get()
-        try:
-            return work(block, top, target[start:start + step], scratch[:len(block)])
-        finally:
-            free.put(scratch)
+        return work(block, top, target[start:start + step], scratch[:len(block)])
 
-    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter
-        # the results, and so the first row's error, come in order
-        return list(pool.map(one, range(0, max(len(scores), 1), step)))
+    def several(starts):
+        scratch = np.empty((step, count), kind)  # fresh memory for every block would cost more
+        return [one(start, scratch) for start in starts]
+
+    # A few strips of consecutive blocks for each thread: NumPy lets go of the interpreter, and
+    # handing over block by block would cost more. In order, so the first row's error comes first.
+    starts = range(0, max(len(scores), 1), step)
+    length = -(-len(starts) // (4 * THREADS))
+    strips = [starts[i:i + length] for i in range(0, len(starts), length)]
+    results = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for strip in pool.map(several, strips):
+            results += strip
+    return results
 
 
 def _check_whole(piece, start):
