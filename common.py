@@ -1,16 +1,37 @@
-"""What every script needs and no paper describes: progress on stderr, errors without tracebacks, whole files or none."""
+"""What every script needs and no paper describes: progress on stderr, errors without tracebacks,
+whole files or none, one run a folder. It has no command line: `python compcos.py` is where to
+begin.
+"""
 
 import functools
+import io
 import os
+import secrets
+import signal
 import sys
 import time
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
+STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+
+
+def wait_gently():
+    """Let idle threads of OpenMP sleep soon instead of spinning; to be called before torch is
+    imported.
+
+    Beside other busy processes a thread that spins takes the time that the others need. Only
+    scripts call this, at their first lines; who imports a module is left alone.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 
 class Progress:
-    """A line on stderr that says what, how far and how long still; silent when stderr is not a terminal.
+    """A line on stderr that says what, how far and how long still.
+
+    On a terminal it is redrawn; in a batch job's log it is a line a minute.
 
     >>> with Progress("decoding", total=2, unit="images") as progress:
     ...     progress.update(1)
@@ -18,28 +39,84 @@ class Progress:
     """
 
     def __init__(self, what, total=None, unit=""):
-        self.what, self.total, self.unit = what, total, unit
-        self.done, self.start, self.shown, self.on = 0, time.monotonic(), 0.0, sys.stderr.isatty()
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self.start = time.monotonic()
+        self.on_terminal = is_terminal(sys.stderr)
+        self.drawn = False
+        self.shown = self.start - BATCH_SECONDS if self.on_terminal else self.start
 
     def update(self, count=1, note=""):
-        """Advance by `count` (in the unit of `total`) and redraw, at most ten times a second."""
+        """Advance by `count` (in the unit of `total`); redraw at most ten times a second."""
         self.done += count
         now = time.monotonic()
-        if not self.on or (now - self.shown < 0.1 and self.done != self.total):
+        pause = 0.1 if self.on_terminal else BATCH_SECONDS
+        is_last = self.on_terminal and self.done == self.total
+        if now - self.shown < pause and not is_last:
             return
-        self.shown, rate = now, self.done / max(now - self.start, 1e-9)
-        of = f"/{self.total:,}" if self.total else ""
-        left = f", {duration((self.total - self.done) / rate)} left" if self.total and rate else ""
-        speed = f", {rate:,.3g} {self.unit}/s" if self.unit else ""
-        sys.stderr.write(f"\r\x1b[K{self.what} {self.done:,}{of}{speed}{left}{', ' + note if note else ''}")
-        sys.stderr.flush()
+        self.shown = now
+        line = self.line(now, note)
+        if self.on_terminal:
+            self.drawn = True
+            write_quietly(sys.stderr, f"\r\x1b[K{line}")
+        else:
+            write_quietly(sys.stderr, f"{line}\n")
+
+    def line(self, now, note):
+        """What is shown at a time."""
+        rate = self.done / max(now - self.start, 1e-9)
+        line = f"{printable(self.what)} {self.done:,}"
+        if self.total:
+            line += f"/{self.total:,}"
+        if self.unit:
+            line += f", {rate:,.3g} {self.unit}/s"
+        if self.total and rate:
+            line += f", {duration((self.total - self.done) / rate)} left"
+        if note:
+            line += f", {printable(note)}"
+        return line
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if self.on and self.shown:
-            sys.stderr.write("\n")
+        if self.drawn:
+            write_quietly(sys.stderr, "\n")
+
+
+def is_terminal(stream):
+    """Whether a stream is a terminal; a closed or missing one is none."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def write_quietly(stream, text):
+    """Write and flush; a stream that is closed, or whose reader is gone, must not end the work."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except (AttributeError, ValueError, OSError):
+        pass
+
+
+def printable(text):
+    r"""Text whose control characters are written out: a file's name cannot send commands to a
+    terminal.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    characters = []
+    for character in str(text):
+        if character.isprintable() or character == " ":
+            characters.append(character)
+        else:
+            characters.append(character.encode("unicode_escape").decode())
+    return "".join(characters)
 
 
 def duration(seconds):
@@ -56,38 +133,210 @@ def duration(seconds):
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
+# ---- files ----
+
+
 @contextmanager
 def writing(path, mode="w", **options):
-    """Open a temporary file beside `path` that takes its name only if the block ends well."""
+    """A file in memory that is written to `path`, whole, only if the block ends well.
+
+    The bytes go to a `.part` file beside `path`, which then takes its name: a kill or a full disk
+    leaves what was there before. An OSError names `path`.
+    """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if "b" not in mode:
-        options = {"encoding": "utf-8", "newline": "", **options}
+    if "b" in mode:
+        file = io.BytesIO()
+        yield file
+        contents = file.getvalue()
+    else:
+        file = io.StringIO(newline=options.get("newline", ""))
+        yield file
+        contents = file.getvalue().encode(options.get("encoding", "utf-8"))
+    write_whole(path, contents)
+
+
+def write_whole(path, contents):
+    """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
+    path = Path(path)
+    clear_parts(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, mode, **options) as file:
-            yield file
+        with open(part, "wb") as file:
+            file.write(contents)
         os.replace(part, path)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
 
+def clear_parts(path):
+    """Remove `.part` files of `path` that dead processes left an hour ago or earlier."""
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        try:
+            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+                part.unlink()
+        except OSError:
+            pass  # another process was faster
+
+
+def reserve(path, size):
+    """Give a new or sparse file `path` the room of `size` bytes. OSError names it, and leaves
+    nothing."""
+    path = Path(path)
+    try:
+        with open(path, "r+b" if path.exists() else "wb") as file:
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise type(error)(error.errno, f"no room for {path}, {size / 2**20:,.0f} MB: "
+                          f"{error.strerror}") from None
+
+
+@contextmanager
+def lock(folder):
+    """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
+
+    The lock is the operating system's, on the file `.lock`, and ends with the process.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / ".lock", "a+b")
+    try:
+        take_lock(file)
+    except OSError:
+        file.close()
+        raise ValueError(f"another run writes into {folder}: wait for it, or give another "
+                         "--out") from None
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def take_lock(file):
+    """Lock an open file, or OSError at once."""
+    if os.name == "nt":
+        import msvcrt
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        return
+    import fcntl
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# ---- scripts ----
+
+
+class Stopped(KeyboardInterrupt):
+    """What a signal of the system raises, so that work is saved as on Ctrl-C."""
+
+
 def command(main):
-    """Decorate a `main(argv=None)`: bad input (ValueError, OSError) ends in an `error:` line and status 2, Ctrl-C in 130."""
+    """Decorate a `main(argv=None)`: how every script ends.
+
+    Bad input (ValueError, OSError) and a lack of memory end in an `error:` line and status 2,
+    Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129. A closed stdout or stderr does not end the work.
+    """
 
     @functools.wraps(main)
     def guarded(argv=None):
-        def show(message, *_):
-            print(f"warning: {message}", file=sys.stderr)
-
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = show
+        status = 0
+        received = []
+        with signals_as_interrupts(received), warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+            survive_odd_streams()
+            try:
                 return main(argv)
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except KeyboardInterrupt as interrupt:
-            print(f"\n{str(interrupt) or 'interrupted'}", file=sys.stderr)
-            raise SystemExit(130) from None
+            except BrokenPipeError:
+                status = 0  # the reader has gone, as `head` does
+            except (ValueError, OSError) as error:
+                say(f"error: {error}")
+                status = 2
+            except KeyboardInterrupt as interrupt:
+                say(f"\n{str(interrupt) or 'interrupted'}")
+                status = 128 + received[0] if received else 130
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                say("error: out of memory "
+                    f"({str(error).splitlines()[0][:160] if str(error) else ''}): "
+                    "lower --batch-size, or use a larger machine")
+                status = 2
+        raise SystemExit(status)
 
     return guarded
+
+
+def is_out_of_memory(error):
+    """Whether an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "allocate memory" in str(error)
+
+
+def say(text):
+    """A line on stderr, whatever became of it."""
+    lines = [printable(line) for line in str(text).split("\n")]
+    write_quietly(sys.stderr, "\n".join(lines) + "\n")
+
+
+@contextmanager
+def signals_as_interrupts(received):
+    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
+    `received`."""
+    def stop(number, frame):
+        received.append(number)
+        raise Stopped
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            try:
+                number = getattr(signal, name)
+                before[number] = signal.signal(number, stop)
+            except ValueError:
+                pass  # not the main thread: whoever runs it handles signals
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Forgiving:
+    """A text stream that goes on when its reader has gone; all else is the stream's own."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        """Write what can be written."""
+        write_quietly(self.stream, text)
+        return len(text)
+
+    def flush(self):
+        """Flush what can be flushed."""
+        write_quietly(self.stream, "")
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def survive_odd_streams():
+    """Let stdout and stderr take any character, and not end the work when they are closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+            continue
+        try:
+            stream.reconfigure(errors="backslashreplace")
+        except (AttributeError, ValueError, OSError):
+            pass  # a test's or a notebook's own stream
+        is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
+        if not is_own and stream in (sys.__stdout__, sys.__stderr__):
+            setattr(sys, name, Forgiving(stream))

@@ -10,12 +10,16 @@ import csv
 import glob
 from pathlib import Path
 
+import common
+
+if __name__ == "__main__":
+    common.wait_gently()  # before torch is imported
+
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as nnf
 
-import common
 import data
 import experiment
 import features as image_features
@@ -63,11 +67,11 @@ class CompCos(nn.Module):
         weights = checkpoint.pop("weights")
         states = weights_of_first(weights, "states")
         objects = weights_of_first(weights, "objects")
-        model = build(states, objects, checkpoint["config"])
         try:
+            model = build(states, objects, checkpoint["config"])
             model.load_state_dict(weights)
-        except RuntimeError as error:
-            why = str(error).splitlines()[-1].strip()
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
@@ -440,6 +444,9 @@ class TrainingLoss(nn.Module):
         position[place] = torch.arange(len(pairs), device=device)
         self.register_buffer("seen", seen, persistent=False)
         self.register_buffer("offsets", offsets, persistent=False)
+        # those of `pairs`, looked up here: in a captured step a mask cannot be an index
+        seen_offsets = None if offsets is None else offsets[seen]
+        self.register_buffer("seen_offsets", seen_offsets, persistent=False)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("position", position, persistent=False)
         penalty = torch.zeros(seen.shape, device=device, dtype=dtype)
@@ -469,7 +476,7 @@ class TrainingLoss(nn.Module):
         """Eq. 2: only the seen compositions are scored, (B, P), and compete."""
         logits = self.scale * model.cosines(features, self.pairs)
         if self.offsets is not None:
-            logits = logits + self.offsets[self.seen]
+            logits = logits + self.seen_offsets
         if mixed is None:
             return nnf.cross_entropy(logits, self.position[target])
         second, share = mixed
@@ -773,7 +780,7 @@ def print_predictions(options):
 # strong recipe adds, here switched off.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
-    mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
+    passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
     average=0.0, word_rate=1.0, patience=None)
 OWN = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),

@@ -141,13 +141,13 @@ def no_named_folder(name, root):
     else:
         hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     expected = published_tree(FOLDERS[name])
-    expected = [f"{root}/", *("  " + line for line in expected)]
+    expected = [title(root), *("  " + line for line in expected)]
     return f"no dataset {name!r}: no folder {folder}; {hint}\n{beside(expected, tree(root))}"
 
 
 def published_tree(folder):
     """The shared layout as lines."""
-    return [f"{folder}/",
+    return [title(folder),
             f"  {SPLIT}/",
             "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
             f"  {METADATA}",
@@ -159,7 +159,7 @@ def tree(folder, most=9):
     if not folder.is_dir():
         return [f"{folder}: no such folder"]
     entries = sorted(folder.iterdir())
-    lines = [f"{folder}/"]
+    lines = [title(folder)]
     for entry in entries[:most]:
         if entry.is_dir():
             lines.append(f"  {printable(entry.name)}/")
@@ -170,6 +170,12 @@ def tree(folder, most=9):
     if not entries:
         lines.append("  (empty)")
     return lines
+
+
+def title(folder):
+    """A folder's first line in a tree, `.` by its name."""
+    folder = Path(folder)
+    return f"{folder if folder.name else folder.resolve()}/"
 
 
 def beside(expected, found):
@@ -265,9 +271,9 @@ def no_layout(folder):
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     downloaded = [name for name in FOLDERS if name != DRAWN]
-    expected = [*published_tree(f"{folder}"),
+    expected = [*published_tree(folder),
                 "or, of own data,",
-                f"{folder}/",
+                title(folder),
                 "  images.csv   (image,state,object,split)",
                 "  images/      (or features.npz)"]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "
@@ -413,30 +419,14 @@ def read_csv(file, problems):
     `,`, `;` or tab between the columns, a first line `sep=;` and empty rows as spreadsheets write
     them, and attr, obj, set for state, object, split. No rows, and a problem, if it is no such.
     """
-    lines = io.StringIO(read_text(file, problems), newline="")
-    # StringIO and not splitlines(), which cuts within quotes and at more than line ends.
-    first = lines.readline()
-    above = 1  # lines above the first row
-    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
-    if named:
-        separator = named[1]
-        first = lines.readline()
-        above = 2
-    else:
-        separator = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(first + lines.read(), newline=""), delimiter=separator)
-    try:
-        table = list(reader)
-    except csv.Error as error:
-        problems.append(f"{file.name} after line {reader.line_num + above - 2}: {error}")
-        return []
+    table = read_cells(file, problems)
     if not table:
         return []
-
-    columns = column_names(table[0])
+    header = table[0]
+    columns = column_names(header)
     rows = []
     holes = []
-    for number, cells in enumerate(table[1:], above + 1):
+    for number, cells in enumerate(table[1:], 2):
         if not any(cell.strip() for cell in cells):
             continue
         cells += [""] * (len(columns) - len(cells))
@@ -448,11 +438,33 @@ def read_csv(file, problems):
             holes.append(number)
     if not rows or not {"image", "state", "object"} <= set(columns):
         problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
-                        f"found {first.strip()!r}")
+                        f"found {','.join(header)!r}")
         return []
     if holes:
         problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
     return rows
+
+
+def read_cells(file, problems):
+    """The rows of a CSV file as lists of texts, the header first; none, and a problem, if broken.
+
+    A first line `sep=;` becomes part of no row; else the header's most frequent separator counts.
+    """
+    text = read_text(file, problems)
+    first, _, rest = text.partition("\n")
+    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
+    if named:
+        separator = named[1]
+        text = rest
+    else:
+        separator = max(",;\t", key=first.count)
+    # Not splitlines(): it cuts within quotes, and at more than line ends.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        return list(reader)
+    except csv.Error as error:
+        problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
+        return []
 
 
 def column_names(header):
@@ -618,22 +630,28 @@ def repetition_notes(dataset, phase):
     return notes
 
 
-def missing_files(dataset):
-    """Problems with what features come from: a row in a feature file, or a file, for each image."""
+def missing_files(dataset, features=None):
+    """Problems with what features come from: a row in a feature file, or a file, for each image.
+
+    features: a file that alone has the features, as with `compcos.py --features`.
+    """
     problems = []
     images = [image for phase in PHASES for image in dataset.images[phase]]
+    files = [features] if features else feature_files(dataset.folder)
     covered = set()
-    for file in feature_files(dataset.folder):
+    if files:  # the first there is decides
         try:
-            covered = set(read_features(file, images)["files"])
+            covered = set(read_features(files[0], images)["files"])
         except (ValueError, OSError) as error:
             problems.append(str(error))
-        break  # the first there is decides
-    lost = [image for image in images
-            if image not in covered and not dataset.path(image).exists()]
+    lost = [image for image in images if image not in covered]
+    where = f"in {features}"
+    if not features:
+        lost = [image for image in lost if not dataset.path(image).exists()]
+        where = f"neither in images/ nor in {' or '.join(FEATURES)}"
     if lost:
-        problems.append(f"{len(lost):,} of {count(len(images), 'image')} found neither in images/ "
-                        f"nor in {' or '.join(FEATURES)}: {some(lost)}")
+        problems.append(f"{len(lost):,} of {count(len(images), 'image')} "
+                        f"{'not found' if features else 'found'} {where}: {some(lost)}")
     return problems
 
 
@@ -642,7 +660,8 @@ def unnamed_photos(dataset):
     folder = dataset.folder
     root = folder / "images" if (folder / "images").is_dir() else folder
     named = set(dataset.skipped).union(*dataset.images.values())
-    named |= {image.removeprefix("images/") for image in named}
+    above = f"{root.resolve().as_posix()}/"
+    named |= {image.removeprefix("images/").removeprefix(above) for image in named}
     unnamed = [photo for photo in photo_files(root)[0] if plain(photo) not in named]
     if not unnamed:
         return []
@@ -674,9 +693,7 @@ def load_tensors(path):
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except MemoryError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:  # those of pickle and zip have no common class
         raise ValueError(f"{path}: no tensors by torch.save ({reason(error)})") from error
@@ -721,7 +738,7 @@ def read_features(path, wanted=()):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 stored = dict(archive)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # of zip, pickle and NumPy
             raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays "
@@ -760,19 +777,17 @@ def as_array(features):
 def without_prefix(files, wanted):
     """The names without the one leading folder that leaves most of them among the wanted."""
     wanted = set(wanted)
-    strange = next((name for name in files if name not in wanted), None)
-    if not wanted or strange is None:
+    prefixes = Counter()
+    for name in files:
+        for slash in re.finditer("/", name):
+            if name[slash.end():] in wanted:
+                prefixes[name[:slash.end()]] += 1
+    if not prefixes:
         return files
-    best = files
-    most = len(wanted.intersection(files))
-    for slash in re.finditer("/", strange):
-        prefix = strange[:slash.end()]
-        shorter = [name.removeprefix(prefix) for name in files]
-        matching = len(wanted.intersection(shorter))
-        if matching > most:
-            best = shorter
-            most = matching
-    return best
+    prefix, matching = prefixes.most_common(1)[0]
+    if matching <= len(wanted.intersection(files)):
+        return files
+    return [name.removeprefix(prefix) for name in files]
 
 
 def check_repeated(path, files, features):
@@ -852,6 +867,10 @@ def read_photos(folder):
             found = f"{count(len(astray), 'photo')} elsewhere: {some(astray)}"
         raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
                          f"found {found}")
+    sets = sorted({row["state"] for row in rows if row["state"].lower() in SYNONYMS})
+    if sets:
+        print(f"note: {some(sets)} are read as states; if they are sets, write an images.csv "
+              "with image,state,object,split instead")
     if doubtful:
         print(f"note: the first _ ends the state's name in {some(doubtful)}; state/object/ "
               "folders are exact")
@@ -875,8 +894,8 @@ def split_folder_name(name):
     return (state, object_), runs.count(longest) > 1
 
 
-def photo_suffixes():
-    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+def register_plugins():
+    """Let Pillow open HEIC and AVIF photos by pillow_heif and pillow_avif, where installed."""
     try:
         import pillow_heif
         pillow_heif.register_heif_opener()
@@ -886,6 +905,11 @@ def photo_suffixes():
         import pillow_avif  # noqa: F401 (registers itself)
     except ImportError:
         pass
+
+
+def photo_suffixes():
+    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+    register_plugins()
     Image.init()
     openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
     openable -= NO_PHOTOS
@@ -927,9 +951,9 @@ def is_worth_a_word(name):
 
 def is_circle(folder, subfolder):
     """Whether a subfolder is a link to a folder that it lies in."""
-    outer = os.path.realpath(subfolder)
-    inner = os.path.realpath(folder)
-    return os.path.commonpath([outer, inner]) == outer
+    outer = Path(subfolder).resolve()
+    inner = Path(folder).resolve()
+    return outer == inner or outer in inner.parents
 
 
 def what_stayed_out(photos, left_out):
@@ -1051,6 +1075,17 @@ def printable(text):
 
 def report(dataset, problems):
     """Print the counts that papers give, the notes, and the problems."""
+    if dataset.states:
+        print_counts(dataset)
+    for note in dataset.notes:
+        print(f"note: {printable(note)}")
+    for problem in problems:
+        lines = [printable(line) for line in problem.split("\n")]
+        print("problem:", "\n".join(lines))
+
+
+def print_counts(dataset):
+    """The table of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
     listed = {tuple(pair) for pairs in dataset.pairs.values() for pair in pairs.tolist()}
     print(f"{dataset.name}: {count(len(dataset.states), 'state')}, "
@@ -1062,16 +1097,13 @@ def report(dataset, problems):
         images = seen.ravel()[dataset.targets[phase]]  # (N,)
         print(f"{phase:12}{pairs.sum():8,}{(~pairs).sum():8,}"
               f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
-    for note in dataset.notes:
-        print(f"note: {printable(note)}")
-    for problem in problems:
-        lines = [printable(line) for line in problem.split("\n")]
-        print("problem:", "\n".join(lines))
 
 
-def next_command(dataset, name, root):
+def next_command(dataset, name, root, features=None):
     """The command that trains on it, with random word vectors where there are none."""
     command = f"python compcos.py --dataset {shlex.quote(name)}{data_root_option(root)}"
+    if features:
+        command += f" --features {shlex.quote(features)}"
     there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
     if any(place.exists() for place in there):
         return command
@@ -1088,6 +1120,8 @@ def parse(argv):
         help=f"{', '.join(FOLDERS)}, or the folder of another")
     add("--data-root", default="data", metavar="DIR",
         help="where datasets and word vectors are (default: data)")
+    add("--features", metavar="FILE",
+        help="the file with the images' features that compcos.py will be given")
     add("--make-split", action="store_true",
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
@@ -1113,12 +1147,13 @@ def main(argv=None):
         make_split(folder, options.seed, options.share)
     dataset, problems = read(folder)
     if dataset.states:  # else there is nothing that could lack files
-        problems += missing_files(dataset)
+        problems += missing_files(dataset, options.features)
         dataset.notes.extend(unnamed_photos(dataset))
     report(dataset, problems)
     if problems:
         return 1
-    print(f"next: {next_command(dataset, options.dataset, options.data_root)}")
+    command = next_command(dataset, options.dataset, options.data_root, options.features)
+    print(f"next: {command}")
     return 0
 
 

@@ -46,6 +46,7 @@ THREADS = min(4, os.cpu_count() or 1)  # more than a few only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 WHOLE = 2**53  # integers up to it are float64 numbers, each of them
 RESAMPLES = 1000
+ROUNDING = 1e-12  # accuracies that differ by less are equal: sums of weights are rounded
 
 PROTOCOLS = ("exact", "published")
 UNITS = ("image", "composition")  # what a resample draws, and what an average counts alike
@@ -76,6 +77,7 @@ class Curve(NamedTuple):
 
 class Group(NamedTuple):
     """The candidates of one kind, seen or unseen."""
+    member: np.ndarray  # (P,) bool
     columns: np.ndarray  # (n,) ascending
     penalty: np.ndarray  # (P,) float32: 0 for these columns, -inf for the others
 
@@ -132,15 +134,17 @@ class BiasSweep:
         """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
 
         `target` (B,) holds the columns of the truth. Integers beyond 2^53 are refused, longer
-        floats are rounded to float64. The scores are neither changed nor kept. A ValueError names the
-        row; nothing of that call is added.
+        floats are rounded to float64. The scores are neither changed nor kept. A ValueError names
+        the row; nothing of that call is added.
         """
-        def reduce(block, target, scratch):
-            best_seen = _best(block, self._seen_group, self._places, scratch)
-            best_unseen = _best(block, self._unseen_group, self._places, scratch)
-            return _decisive(*best_seen, *best_unseen, target, self._codes)
+        def reduce(block, top, target, scratch):
+            best_seen = _best(block, top, self._seen_group, self._places, scratch)
+            best_unseen = _best(block, top, self._unseen_group, self._places, scratch)
+            return *best_seen, *best_unseen, target
 
-        self._parts.append(np.concatenate(_each_block(scores, target, len(self.seen), reduce)))
+        parts = _each_block(scores, target, len(self.seen), reduce)
+        joined = [np.concatenate(arrays) for arrays in zip(*parts)]
+        self._parts.append(_decisive(*joined, self._codes))
 
     def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
         """Add B images already reduced to the k best seen and the k best unseen candidates.
@@ -291,32 +295,42 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     seen[order] = both[0].turns.seen
     _warn_of_a_missing_half(int(seen.sum()), len(seen))
 
-    def headlines(counts, unit):
+    def headlines(counts, unit):  # of both: two lists of 4
         weights = _weights(composition, counts, unit, average)
-        rows = []
+        values = []
         for images in both:
             order = images.turns.order
             curve, area = _curve(images.turns, counts[order], weights[order], protocol)
-            rows.append(_headline(curve, area))
-        return rows
+            values.append(_headline(curve, area))
+        return values
 
     a, b = headlines(np.ones(len(seen), int), "image")
     draws = np.array([headlines(counts, unit) for counts in _resamples(composition, seen, unit)])
-    draws_a, draws_b = draws[:, 0], draws[:, 1]  # (resamples, 4) each
-    low, high = _percentiles(draws_a - draws_b, confidence)
+    result = _differences(a, b, draws, confidence)
+    return result | {"confidence": confidence, "unit": unit, "average": average,
+                     "n_seen": int(seen.sum()), "n_unseen": int((~seen).sum()),
+                     "topk": sweep_a.topk, "protocol": protocol}
 
+
+def _differences(a, b, draws, confidence):
+    """What `compare` says of each headline metric, of its values (4,) and draws (R, 2, 4)."""
+    draws_a = draws[:, 0]
+    draws_b = draws[:, 1]
+    low, high = _percentiles(draws_a - draws_b, confidence)
     result = {}
     for i, name in enumerate(HEADLINE):
         exists = ~np.isnan(draws_a[:, i])  # a resample may lack seen or unseen images
         leads = float("nan")
         if exists.any():
-            leads = float((draws_a[exists, i] > draws_b[exists, i]).mean())
-        result |= {f"{name}_a": a[i], f"{name}_b": b[i], f"{name}_difference": a[i] - b[i],
-                   f"{name}_difference_low": float(low[i]),
-                   f"{name}_difference_high": float(high[i]), f"{name}_a_leads": leads}
-    return result | {"confidence": confidence, "unit": unit, "average": average,
-                     "n_seen": int(seen.sum()), "n_unseen": int((~seen).sum()),
-                     "topk": sweep_a.topk, "protocol": protocol}
+            ahead = draws_a[exists, i] - draws_b[exists, i] > ROUNDING
+            leads = float(ahead.mean())
+        result[f"{name}_a"] = a[i]
+        result[f"{name}_b"] = b[i]
+        result[f"{name}_difference"] = a[i] - b[i]
+        result[f"{name}_difference_low"] = float(low[i])
+        result[f"{name}_difference_high"] = float(high[i])
+        result[f"{name}_a_leads"] = leads
+    return result
 
 
 def _check_comparable(sweep_a, sweep_b):
@@ -411,14 +425,14 @@ class Levels(NamedTuple):
     runs: np.ndarray  # (R,) the levels among them
     starts: np.ndarray  # (R,) where each begins in `feasible`
 
-    def reduce(self, block, target, scratch):
+    def reduce(self, block, top, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
-        seen_score, seen_column = _best(block, self.seen_group, 1, scratch)
-        best = self._best_unseen(block)
+        seen_score, seen_column = _best(block, top, self.seen_group, 1, scratch)
+        best = self._best_unseen(block, scratch)
         return seen_score[:, 0], seen_column[:, 0] == target, best, \
             self._truth_wins(block, target, best), target
 
-    def _best_unseen(self, block):
+    def _best_unseen(self, block, scratch):
         """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
 
         The most feasible columns compete at every threshold at which any other does. So of the
@@ -428,7 +442,7 @@ class Levels(NamedTuple):
         best = np.full((len(block), len(self.removed)), -np.inf, block.dtype)
         if not len(self.feasible):
             return best
-        scores = block.take(self.feasible, axis=1)
+        scores = _gather(block, self.feasible, scratch)
         best[:, self.runs] = np.maximum.reduceat(scores, self.starts, axis=1)
         above = np.flatnonzero(block > best.max(axis=1, keepdims=True))
         rows, columns = np.divmod(above, block.shape[1])
@@ -491,15 +505,15 @@ def _iterated(blocks):
 
 def _group(member):
     """The Group of the columns where `member` (P,) is True."""
-    return Group(np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
+    return Group(member, np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
 
 
 def _each_block(scores, target, count, work):
-    """What work(block, target, scratch) returns for each block of rows, in order, once checked.
+    """What work(block, top, target, scratch) returns for each block of rows, in order, checked.
 
     `scores` (N, count) is read in blocks (B, count) of BLOCK bytes, C-contiguous float32 or
-    float64; `scratch` is an array of that shape and dtype that the work may overwrite. A
-    ValueError names the first bad row.
+    float64; `top` (B,) is the column of each row's greatest score, and `scratch` an array of the
+    block's shape and dtype that the work may overwrite. A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -520,32 +534,22 @@ def _each_block(scores, target, count, work):
             _check_whole(piece, start)
         with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
             block = np.ascontiguousarray(piece, kind)
-        if not _all_finite(block):
+        top = block.argmax(axis=1)  # nan counts as the greatest
+        least = float(block.min(initial=0))
+        greatest = float(block[np.arange(len(block)), top].max(initial=0))
+        if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
         scratch = free.get()
         try:
-            return work(block, target[start:start + step], scratch[:len(block)])
+            return work(block, top, target[start:start + step], scratch[:len(block)])
         finally:
             free.put(scratch)
 
     with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter
         # the results, and so the first row's error, come in order
         return list(pool.map(one, range(0, max(len(scores), 1), step)))
-
-
-def _all_finite(block):
-    """Whether every score lies within LIMIT, from one pass over float32 and two over float64.
-
-    A sum is finite only if all of its terms are. So small a factor keeps one of finite float32
-    from becoming infinite itself.
-    """
-    if block.dtype == np.float32:
-        with np.errstate(invalid="ignore"):  # inf - inf
-            return np.isfinite(block @ np.full(block.shape[1], 1e-10, np.float32)).all()
-    # nan is the least and the greatest number alike, and fails both comparisons
-    return block.min(initial=0) > -LIMIT and block.max(initial=0) < LIMIT
 
 
 def _check_whole(piece, start):
@@ -562,10 +566,11 @@ def _check_whole(piece, start):
                      f"{start + row}, column {column} is {piece[row, column]}; subtract a constant")
 
 
-def _best(block, group, k, scratch):
+def _best(block, top, group, k, scratch):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    Scores (B, k) float64 and columns (B, k), padded with -inf and -1. `scratch` is overwritten.
+    `top` (B,): the column of each row's greatest score. `scratch`, like the block, is overwritten.
+    Returns scores (B, k) float64 and columns (B, k), padded with -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -575,16 +580,33 @@ def _best(block, group, k, scratch):
         return best, where
     few = 4 * len(columns) < block.shape[1]
     if few:
-        part = block.take(columns, axis=1)
+        part = _gather(block, columns, scratch)
     else:
-        # gathering this many columns would take longer
-        part = np.add(block, group.penalty.astype(block.dtype), out=scratch)
+        if k == 1:
+            # Where the best of all columns is of the group, it is the group's best.
+            best[:, 0] = block[rows, top]
+            where[:, 0] = top
+            lacking = np.flatnonzero(~group.member[top])
+            if 2 * len(lacking) < len(block):  # else a copy of these rows costs more than it saves
+                rows = lacking
+                block = block[lacking]
+        # To hide the other columns takes less time than to gather so many.
+        part = np.add(block, group.penalty.astype(block.dtype), out=scratch[:len(rows)])
+    lines = np.arange(len(rows))
     for rank in range(min(k, len(columns))):
         at = part.argmax(axis=1)
-        best[:, rank] = part[rows, at]
-        where[:, rank] = columns[at] if few else at
-        part[rows, at] = -np.inf  # out of the way of the next rank
+        best[rows, rank] = part[lines, at]
+        where[rows, rank] = columns[at] if few else at
+        part[lines, at] = -np.inf  # out of the way of the next rank
     return best, where
+
+
+def _gather(block, columns, scratch):
+    """block[:, columns] in the memory of `scratch`, which is as large as the block."""
+    shape = (len(block), len(columns))
+    part = scratch.reshape(-1)[:shape[0] * shape[1]].reshape(shape)
+    # The columns exist; without mode="clip" NumPy would write to a copy first.
+    return block.take(columns, axis=1, out=part, mode="clip")
 
 
 def _checked_best(name, scores, columns, group, shape):
@@ -849,10 +871,12 @@ def _array(name, values, kinds, shape, below=None):
 
 
 def _is_number(array):
+    """Whether an array is one real number."""
     return array.ndim == 0 and array.dtype.kind in "fiu" and not np.isnan(array)
 
 
 def _checked_confidence(confidence):
+    """A float between 0 and 1, or a ValueError."""
     number = _plain("confidence", confidence)
     if not _is_number(number) or not 0 < number < 1:
         raise ValueError("confidence must be a number between 0 and 1, as 0.95 is, "
@@ -861,6 +885,7 @@ def _checked_confidence(confidence):
 
 
 def _checked_bias(bias):
+    """A float64 bias, infinite or not, of a number of any type; or a ValueError."""
     number = _plain("bias", bias)
     if not _is_number(number):
         raise ValueError(f"bias must be a number, got {number.tolist()!r}; a report of seen or "
@@ -871,11 +896,13 @@ def _checked_bias(bias):
 
 
 def _choice(name, value, choices):
+    """A ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def _warn_of_a_missing_half(seen_count, count):
+    """One warning, shown at the caller's caller, where all images are seen ones or none is."""
     if seen_count in (0, count):
         half = "unseen" if seen_count else "seen"
         warnings.warn(f"no image of {half} compositions: what needs one is nan", stacklevel=3)
@@ -1015,6 +1042,8 @@ def write_compositions(sweep, path, average="image"):
 def _write_whole(path, write):
     """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {path.parent} to write {path.name} into: create it first")
     part = path.with_name(".part." + path.name)  # the ending stays: it says the format
     try:
         write(part)

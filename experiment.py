@@ -1,10 +1,11 @@
-"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write the files.
+"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write
+the files.
 
 It has no command line: `python compcos.py` and `python baselines.py` run experiments.
 
-Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o. Fractions in files,
-percent in print. Candidate sets: closed (the seen and the phase's own compositions), open (all), open_masked (seen or
-ρ >= τ).
+Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o.
+Fractions in files, percent in print. Candidate sets: closed (the seen and the phase's own
+compositions), open (all), open_masked (seen or ρ >= τ).
 """
 
 import csv
@@ -41,18 +42,21 @@ LEAST_GAIN = 0.02        # of the validation AUC without a mask: what one must b
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
+LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times between validations
 
 
 # ---- computing ----
 
 
 def greatest_threshold(unseen_feasibility):
-    """The greatest τ that is expected to hide at most 5 % of what can exist; None if there is too little to tell.
+    """The greatest τ that is expected to hide at most 5 % of what can exist; None if there is too
+    little to tell.
 
-    unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the k-th smallest of
-    these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal bound: if another composition that
-    exists is drawn as these were, its rank among the n + 1 is uniform, so it lies below the k-th smallest of the n with
-    a chance of at most k / (n + 1) <= 0.05.
+    unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
+    k-th smallest of these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal
+    bound: if another composition that exists is drawn as these were, its rank among the n + 1 is
+    uniform, so it lies below the k-th smallest of the n with a chance of at most k / (n + 1) <=
+    0.05.
     """
     rank = math.floor(HIDDEN_SHARE * (len(unseen_feasibility) + 1) + 1e-9)
     if rank < 1:
@@ -61,10 +65,13 @@ def greatest_threshold(unseen_feasibility):
 
 
 def best_threshold(model, features, target, seen, rho, *, mask="published"):
-    """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and greatest unseen ρ.
+    """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and
+    greatest unseen ρ.
 
-    mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold` and must gain 2 % of
-    the validation AUC; -1, which hides nothing, where there is no such τ. Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
+    mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold`
+    and must gain 2 % of the validation AUC; -1, which hides nothing, where there is no such τ.
+    Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
+    masked.
     """
     if mask not in ("justified", "published"):
         raise ValueError(f"mask is {mask!r}: expected justified or published")
@@ -82,7 +89,8 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         if greatest is None:
             return -1.0, curve
         auc = np.where(thresholds <= greatest, auc, -1.0)
-        if auc.max() < (1 + LEAST_GAIN) * auc[0]:  # auc[0] is that of the least threshold, which hides nothing
+        # auc[0] is that of the least threshold, which hides nothing
+        if auc.max() < (1 + LEAST_GAIN) * auc[0]:
             return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
 
@@ -94,7 +102,8 @@ def unseen_shown(target, seen):
 
 
 def decide(kept, bias):
-    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep` kept.
+    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep`
+    kept.
 
     In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
     """
@@ -131,7 +140,8 @@ def candidate_sets(dataset, phase, rho, threshold):
 
 
 class Measured(NamedTuple):
-    """What `measure` finds: the metrics of metrics.json, and what the other files are written from."""
+    """What `measure` finds: the metrics of metrics.json, and what the other files are written
+    from."""
 
     metrics: dict
     decided: dict  # candidate set -> (columns (N,), scores (N,)) at the bias fixed on validation
@@ -142,8 +152,8 @@ class Measured(NamedTuple):
 def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     """All that is reported of a trained model: Measured.
 
-    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility; `save` takes the test scores.
-    τ and the fixed biases come from validation alone.
+    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility; `save`
+    takes the test scores. τ and the fixed biases come from validation alone.
     """
     seen = dataset.seen
     threshold, threshold_curve = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
@@ -176,7 +186,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
 
 
 def mask_basis(arrays, seen, rho, threshold):
-    """How many unseen compositions τ rests on, how many the test shows, and how many of these τ hides."""
+    """How many unseen compositions τ rests on, how many the test shows, and how many of these τ
+    hides."""
     unseen_val = unseen_shown(arrays["val"][1], seen)
     unseen_test = unseen_shown(arrays["test"][1], seen)
     hidden = int((rho.ravel()[unseen_test] < threshold).sum())
@@ -189,7 +200,8 @@ def mask_basis(arrays, seen, rho, threshold):
 def write_predictions(out, dataset, decided):
     """predictions.csv, a test image a row: the truth, and of each candidate set answer and score.
 
-    decided: candidate set -> (columns (N,), scores (N,)), the answers at the bias that was fixed on validation.
+    decided: candidate set -> (columns (N,), scores (N,)), the answers at the bias that was fixed on
+    validation.
     """
     names = composition_names(dataset)
     seen = dataset.seen.ravel()
@@ -207,7 +219,8 @@ def write_predictions(out, dataset, decided):
 
 
 def write_compositions(out, dataset, decided):
-    """compositions.csv: the accuracy of each composition that has test images, at the bias fixed on validation."""
+    """compositions.csv: the accuracy of each composition that has test images, at the bias fixed on
+    validation."""
     names = composition_names(dataset)
     seen = dataset.seen.ravel()
     target = dataset.targets["test"]
@@ -292,14 +305,19 @@ def memory_explained(device):
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
             raise
-        raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; --resume goes on "
+        raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; "
+                         "--resume goes on "
                          f"from the last epoch ({str(error).splitlines()[0][:160]})") from None
 
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False):
-    """Train, test and write everything of one seed into the folder `out`; returns what metrics.json holds."""
+    """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
+    holds."""
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
+        if (out / "last.pt").exists() and not (out / "metrics.json").exists():
+            print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
+                  "not given")
         remove_results(out)
     torch.manual_seed(settings["seed"])
     with memory_explained(device):
@@ -309,10 +327,9 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
             arrays[phase] = (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
         history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)
-        save = open_scores(out, dataset) if save_scores else None
-        measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
+        with scores_file(out, dataset, save_scores) as save:
+            measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
     if save_scores:
-        os.replace(out / ".scores.npy.part", out / "scores.npy")
         write_scores(out, dataset, measured.masks)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
@@ -332,14 +349,30 @@ def remove_results(out):
         path.unlink(missing_ok=True)
 
 
-def open_scores(out, dataset):
-    """A file on disk that takes the test scores (N, C) float32; it gets its name once it is whole."""
+@contextmanager
+def scores_file(out, dataset, wanted):
+    """A file on disk that takes the test scores (N, C) float32, or None if it is not wanted.
+
+    Its room is reserved first, and it becomes scores.npy only once it is whole.
+    """
+    if not wanted:
+        yield None
+        return
+    part = out / ".scores.npy.part"
     shape = (len(dataset.targets["test"]), dataset.seen.size)
-    return np.lib.format.open_memmap(out / ".scores.npy.part", "w+", np.float32, shape)
+    try:
+        scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
+        common.reserve(part, part.stat().st_size)
+        yield scores
+        scores.flush()
+        os.replace(part, out / "scores.npy")
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def train_model(model, arrays, dataset, *, settings, out, resume, eager):
-    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history."""
+    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the
+    history."""
     world = np.ones(dataset.seen.size, bool)
     if settings["world"] == "closed":
         world = dataset.candidates("val")
@@ -352,25 +385,47 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager):
 
     keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
     return fit(model, features, targets, validate, out=out, resume=resume, settings=settings, eager=eager,
-               average=settings.get("average", 0.0), patience=settings.get("patience"), **keywords)
+               average=settings.get("average", 0.0), patience=settings.get("patience"),
+               passes=settings.get("passes", 1), **keywords)
 
 
 def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False, eager=False):
-    """Train and test once a seed, printing tables: one seed fills the folder `out`; of several, each fills out/seedK
-    and out/metrics.json holds mean and standard deviation.
+    """Train and test once a seed, printing tables: one seed fills the folder `out`; of several,
+    each fills out/seedK and out/metrics.json holds mean and standard deviation.
 
-    `build()` gives a model on `device` that keeps the contract of train.py. features: phase -> (N, F). settings: plain
-    values, all recorded; of them `world`, `epochs`, `batch_size`, `lr`, `weight_decay` and `mask` are used here, and
-    `average` and `patience` if they are there. Returns [metrics of each seed].
+    `build()` gives a model on `device` that keeps the contract of train.py. features: phase -> (N,
+    F). settings: plain values, all recorded; of them `world`, `epochs`, `batch_size`, `lr`,
+    `weight_decay` and `mask` are used here, and `average` and `patience` if they are there. Returns
+    [metrics of each seed].
     """
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
         raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
+    with common.lock(out):
+        if not resume:
+            remove_other_runs(out, several=len(seeds) > 1)
+        return run_seeds(build, dataset, features, settings=settings, seeds=seeds, device=device,
+                         out=out, resume=resume, save_scores=save_scores, eager=eager)
+
+
+def remove_other_runs(out, *, several):
+    """Remove what would mix with the runs to come: a single run's files in `out`, or those in
+    out/seedK."""
+    folders = [out] if several else sorted(out.glob("seed[0-9]*"))
+    for folder in folders:
+        remove_results(folder)
+        for name in ("last.pt", "log.csv"):
+            (folder / name).unlink(missing_ok=True)
+
+
+def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume, save_scores, eager):
+    """What `experiment` does once the folder is its own."""
     results = []
     for seed in seeds:
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
         results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device,
                                 out=folder, resume=resume, save_scores=save_scores, eager=eager))
-        title = f"{dataset.name}, {describe_model(settings)}, {settings['world']} world, seed {seed}"
+        name = describe_model(settings)
+        title = f"{dataset.name}, {name}, {settings['world']} world, seed {seed}"
         print(table(results[-1], title), flush=True)
     if len(seeds) > 1:
         means = combine(results, np.mean)
@@ -394,7 +449,8 @@ def describe_model(settings):
 
 
 def combine(results, function):
-    """The metrics of several runs as one nested dict, `function` (mean, std) taken of each number; words stay."""
+    """The metrics of several runs as one nested dict, `function` (mean, std) taken of each number;
+    words stay."""
     first = results[0]
     if isinstance(first, dict):
         combined = {}
@@ -411,7 +467,8 @@ def combine(results, function):
 
 
 def load_best(path, model):
-    """What a best.pt holds, as `write_best` wrote it. ValueError if it is none, or of another model than named."""
+    """What a best.pt holds, as `write_best` wrote it. ValueError if it is none, or of another model
+    than named."""
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
@@ -419,7 +476,8 @@ def load_best(path, model):
 
 
 def read_feasibility(path, states, objects):
-    """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are missing, or no numbers."""
+    """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are
+    missing, or no numbers."""
     rows = {}
     try:
         if str(path).endswith(".pt"):
@@ -432,7 +490,8 @@ def read_feasibility(path, states, objects):
                     rows[row["state"], row["object"]] = float(row["feasibility"])
         scores = np.array([[rows[state, object_] for object_ in objects] for state in states])
     except (KeyError, TypeError) as missing:
-        raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility with a row for each "
+        raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility "
+                         "with a row for each "
                          "composition of this data") from None
     if not np.isfinite(scores).all():
         raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
@@ -440,7 +499,8 @@ def read_feasibility(path, states, objects):
 
 
 def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
-    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file has moved.
+    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file
+    has moved.
 
     skip_broken: rows of files that cannot be read are NaN.
     """
@@ -448,14 +508,16 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
     if backbone.startswith(drawings.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu", skip_broken=skip_broken)
     if not backbone.startswith("ResNet-18"):
-        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such features, not images, "
+        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
+                         "features, not images, "
                          "or give --features FILE")
     weights = weights or checkpoint["settings"]["weights"]
     upright = "upright" in backbone
     network = image_features.load_backbone(weights)
     here = image_features.describe(weights, upright)
     if not backbone.startswith(here):
-        raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give --weights FILE")
+        raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give "
+                         "--weights FILE")
     return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright,
                                   skip_broken=skip_broken)
 
@@ -468,7 +530,8 @@ COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="sta
 
 
 def table(metrics, title, deviations=None):
-    """The test results as text, in percent: for each candidate set both protocols, and the bias fixed on validation."""
+    """The test results as text, in percent: for each candidate set both protocols, and the bias
+    fixed on validation."""
     width = 14 if deviations else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
@@ -484,7 +547,8 @@ def table(metrics, title, deviations=None):
 
 
 def table_cells(report, keys, width, spread):
-    """A line of the table: the report's numbers under COLUMNS, with their deviation if there is one."""
+    """A line of the table: the report's numbers under COLUMNS, with their deviation if there is
+    one."""
     cells = ""
     for name in COLUMNS:
         cell = ""
@@ -502,11 +566,14 @@ def table_notes(metrics):
     lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under their curve, "
              "as the bias on unseen grows"]
     if metrics["threshold"] <= -1:
-        lines.append(f"hard mask: none, since the {basis['unseen_val']:.0f} unseen compositions of validation do not "
+        lines.append(f"hard mask: none, since the {basis['unseen_val']:.0f} unseen compositions "
+                     "of validation do not "
                      "justify one (19 are needed, and a gain; --mask published masks all the same)")
     else:
-        lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the fixed bias; it rests on "
-                     f"{basis['unseen_val']:.0f} unseen compositions and hides {basis['hidden_test']:.0f} of the test's "
+        lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
+                     "fixed bias; it rests on "
+                     f"{basis['unseen_val']:.0f} unseen compositions and hides "
+                     f"{basis['hidden_test']:.0f} of the test's "
                      f"{basis['unseen_test']:.0f}")
     for phase in ("val", "test"):
         count = basis[f"unseen_{phase}"]
@@ -514,7 +581,8 @@ def table_notes(metrics):
             what = dict(val="best epoch, bias and τ rest", test="the test figures of the unseen rest")[phase]
             lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
     if math.isfinite(metrics["feasibility_auroc"]):
-        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC "
+        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
+                     "others with AUROC "
                      f"{metrics['feasibility_auroc']:.3f}")
     return lines
 
@@ -525,13 +593,18 @@ def table_notes(metrics):
 def add_options(parser):
     """The options that every system shares."""
     add = parser.add_argument_group("data").add_argument
-    add("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
-    add("--data-root", default="data", metavar="DIR", help="where datasets and word vectors are (default data)")
-    add("--features", metavar="FILE", help="features by file name (.npz: files, features (N, F)), from CLIP say")
-    add("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch hub's)")
+    add("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, "
+                                            "cgqa, or a folder")
+    add("--data-root", default="data", metavar="DIR", help="where datasets and word vectors are "
+                                                           "(default data)")
+    add("--features", metavar="FILE", help="features by file name (.npz: files, features (N, F)), "
+                                           "from CLIP say")
+    add("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch "
+                                          "hub's)")
     add("--vectors", nargs="+", metavar="NAME|FILE",
         help="word vectors, concatenated: word2vec, fasttext, glove, random, or files")
-    add("--missing", default="error", choices=["error", "random", "mean"], help="for words without vectors")
+    add("--missing", default="error", choices=["error", "random", "mean"], help="for words "
+                                                                                "without vectors")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
     add("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
     add = parser.add_argument_group("training (defaults: the published ones of the dataset)").add_argument
@@ -544,7 +617,8 @@ def add_options(parser):
     add("--device", default="auto", help="auto, cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
     add("--mask", default="justified", choices=["justified", "published"],
-        help="how τ of the hard mask is chosen: at most so high that 5 %% of what exists is expected to be hidden, or "
+        help="how τ of the hard mask is chosen: at most so high that 5 %% of what exists is "
+             "expected to be hidden, or "
         "by validation AUC alone, as in the paper (default justified)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
@@ -567,8 +641,9 @@ class Prepared(NamedTuple):
 def prepare(options, model, defaults):
     """What the shared options mean: Prepared.
 
-    defaults: dataset name or "other" -> settings; where its `epochs` is None, `steps` (and `warmup_steps`) say how long
-    to train, and `patience_steps` when to stop. What can be wrong is looked at before the long work.
+    defaults: dataset name or "other" -> settings; where its `epochs` is None, `steps` (and
+    `warmup_steps`) say how long to train, and `patience_steps` when to stop. What can be wrong is
+    looked at before the long work.
     """
     if options.dataset == "shapes":
         drawings.ensure(Path(options.data_root, "shapes"))
@@ -611,17 +686,21 @@ def choose_settings(options, defaults):
             chosen[key] = value
     for name in ("epochs", "batch_size", "lr", "members"):
         if chosen.get(name) is not None and not chosen[name] > 0:
-            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive number")
+            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive "
+                             "number")
     return chosen
 
 
 def steps_to_epochs(chosen, images):
-    """Put epochs and warm-up where a recipe counts in steps, so that small and large data train alike."""
+    """Put epochs and warm-up where a recipe counts in steps, so that small and large data train
+    alike."""
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
     steps_an_epoch = math.ceil(images / chosen["batch_size"])
     if chosen["epochs"] is None:
+        chosen["passes"] = math.ceil(LEAST_STEPS / steps_an_epoch)
+        steps_an_epoch *= chosen["passes"]
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen["patience"] is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))

@@ -1,54 +1,79 @@
-"""Feasibility of unseen compositions from how alike their states and objects are: scores, masks, reasons, rankings.
+"""Feasibility of unseen compositions, from how alike their states and objects are to seen ones.
 
-This file stands alone: copy it into any project that has NumPy. The method is that of Mancini et al., "Open World
-Compositional Zero-Shot Learning", CVPR 2021. As a script it prints the paper's tables for a pair list and word vectors:
+This file stands alone: copy it into any project that has NumPy. The method is that of Mancini et
+al., "Open World Compositional Zero-Shot Learning", CVPR 2021. It scores compositions, makes masks
+of the scores, explains and ranks them. As a script it prints the paper's tables for a pair list
+and word vectors:
 
     python feasibility.py --pairs train_pairs.txt --vectors glove.6B.300d.txt [--explain wet cat]
 
-S states, O objects, D the size of their vectors; the composition (s, o) is entry [s, o] of an (S, O) array.
-Arrays are anything NumPy understands; from PyTorch pass `embedding.detach().cpu().numpy()`.
+S states, O objects, D the size of their vectors; the composition (s, o) is entry [s, o] of an
+(S, O) array. Arrays are anything NumPy understands; from PyTorch pass
+`embedding.detach().cpu().numpy()`.
 """
 
 import argparse
 import csv
 import difflib
+import gzip
 import json
+import operator
 import re
+import sys
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-MIXES = {  # the paper's g and its ablation
-    "mean": lambda state, object: (state + object) / 2, "max": np.maximum,
-    "state": lambda state, object: state, "object": lambda state, object: object}
+MIXES = ("mean", "max", "state", "object")  # the paper's g and its ablation
 
 
 def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
-    """Feasibility ρ of every composition (Eq. 3 to 5): how alike its primitives are to those of seen compositions.
+    """Feasibility ρ of every composition (Eq. 3 to 5): is it made of what seen ones are made of?
 
-    state_vectors (S, D), object_vectors (O, D) of any float type, seen (S, O) bool -> (S, O) float64 in [-1, 1].
-    ρ_obj(s, o) is the greatest cosine of o to an object seen with s, ρ_state(s, o) that of s to a state seen with o,
-    and ρ is their "mean" or "max", or that of the "state" or "object" alone: the paper's g is `mix`.
-    A term without any supporting seen composition is -1. Seen compositions are 1.
-    ValueError: shapes that do not fit, a vector zero or not finite, `seen` not bool or nowhere True, an unknown mix.
+    state_vectors (S, D), object_vectors (O, D) of any float type, seen (S, O) bool
+    -> (S, O) float64 in [-1, 1].
+    ρ_obj(s, o) is the greatest cosine of o to an object seen with s, ρ_state(s, o) that of s to a
+    state seen with o, and ρ is their "mean" or "max", or that of the "state" or "object" alone:
+    the paper's g is `mix`. A term without any supporting seen composition is -1. Seen compositions
+    are 1.
+    ValueError: shapes that do not fit, a vector zero or not finite, `seen` not bool or nowhere
+    True, an unknown mix.
+
+    A cat is like the dog of a wet dog (0.8), wet is like the small of a small cat (0.6), so a wet
+    cat is feasible by 0.7:
 
     >>> states, objects = [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]]  # wet, small; dog, cat
     >>> seen = np.array([[True, False], [True, True]])
-    >>> feasibility_scores(states, objects, seen)  # wet cat: wet as a dog, which is like a cat, 0.8; a small cat, 0.6
+    >>> feasibility_scores(states, objects, seen)
     array([[1. , 0.7],
            [1. , 1. ]])
     """
-    states, objects, seen = _checked(state_vectors, object_vectors, seen)
+    state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
     if mix not in MIXES:
         raise ValueError(f"unknown mix {mix!r}: choose from {', '.join(MIXES)}")
-    scores = MIXES[mix](_closest(states, seen.T).T, _closest(objects, seen))
+
+    # ρ_obj looks along a state's row for the objects seen with it. ρ_state looks along an
+    # object's column for the states seen with it: the same with rows and columns exchanged.
+    object_term = _closest(object_cosines, seen)        # (S, O)
+    state_term = _closest(state_cosines, seen.T).T      # (S, O)
+
+    if mix == "mean":
+        scores = (state_term + object_term) / 2
+    elif mix == "max":
+        scores = np.maximum(state_term, object_term)
+    elif mix == "state":
+        scores = state_term
+    else:
+        scores = object_term
     scores[seen] = 1
     return scores
 
 
 class Explanation(NamedTuple):
-    """The seen compositions behind a feasibility score, as (state, object, cosine), most alike first."""
+    """The seen compositions behind a score, as (state, object, cosine), most alike first."""
 
     lend_state: list  # the same state with other objects: the first cosine is ρ_obj
     lend_object: list  # the same object with other states: the first cosine is ρ_state
@@ -57,22 +82,36 @@ class Explanation(NamedTuple):
 def explain(state, object, state_vectors, object_vectors, seen):
     """Why the composition with these two indices has its score: its seen relatives -> Explanation.
 
-    Arrays and errors as in feasibility_scores. A seen composition does not explain itself: its lists leave it out.
+    Arrays and errors as in feasibility_scores; ValueError, too, for what is no index.
+    A seen composition does not explain itself: its lists leave it out.
 
-    >>> explain(0, 1, [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]], np.array([[True, False], [True, True]]))
+    >>> seen = np.array([[True, False], [True, True]])
+    >>> explain(0, 1, [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]], seen)
     Explanation(lend_state=[(0, 0, 0.8)], lend_object=[(1, 1, 0.6)])
     """
-    states, objects, seen = _checked(state_vectors, object_vectors, seen)
-    if not all(hasattr(i, "__index__") and 0 <= i < size for i, size in zip((state, object), seen.shape)):
-        raise ValueError(f"no composition ({state!r}, {object!r}) among {len(states)} states by {len(objects)} objects")
-    state, object = int(state), int(object)
-    lend_state = [(state, int(o), float(objects[object, o])) for o in np.flatnonzero(seen[state]) if o != object]
-    lend_object = [(int(s), object, float(states[state, s])) for s in np.flatnonzero(seen[:, object]) if s != state]
-    return Explanation(*(sorted(support, key=lambda row: -row[2]) for support in (lend_state, lend_object)))
+    state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
+    S, O = seen.shape
+    if not _is_index(state, S) or not _is_index(object, O):
+        raise ValueError(f"no composition ({state!r}, {object!r}) among {S} states by {O} objects")
+    state = operator.index(state)
+    object_ = operator.index(object)
+
+    lend_state = []
+    for other in np.flatnonzero(seen[state]):
+        if other != object_:
+            lend_state.append((state, int(other), float(object_cosines[object_, other])))
+    lend_object = []
+    for other in np.flatnonzero(seen[:, object_]):
+        if other != state:
+            lend_object.append((int(other), object_, float(state_cosines[state, other])))
+
+    lend_state.sort(key=lambda lender: -lender[2])
+    lend_object.sort(key=lambda lender: -lender[2])
+    return Explanation(lend_state, lend_object)
 
 
 class Ranking(NamedTuple):
-    """Unseen compositions in pairs of index arrays: the most feasible, best first; the least feasible, worst first."""
+    """Unseen compositions as pairs of index arrays: (most feasible first, least feasible first)."""
 
     objects: list  # a pair of arrays of states for each object
     states: list  # a pair of arrays of objects for each state
@@ -80,220 +119,674 @@ class Ranking(NamedTuple):
 
 
 def ranked(feasibility, seen, *, top=3):
-    """The paper's ranked tables: most and least feasible unseen partners per object, per state and overall -> Ranking.
+    """The paper's ranked tables: most and least feasible unseen partners -> Ranking.
 
-    feasibility (S, O), seen (S, O) bool. There are fewer than `top` where fewer are unseen; ties keep index order.
+    feasibility (S, O), seen (S, O) bool. `top` of each per object, per state and overall; fewer
+    where fewer are unseen; ties keep index order. ValueError: shapes or types that do not fit,
+    a `top` that is no integer of at least 1.
     """
     feasibility, seen = _scores(feasibility, seen)
-    if top < 1:
-        raise ValueError(f"top is {top}; expected at least 1")
+    top = _top(top)
+    objects = [_ends(scores, known, top) for scores, known in zip(feasibility.T, seen.T)]
+    states = [_ends(scores, known, top) for scores, known in zip(feasibility, seen)]
+    overall = _ends(feasibility.ravel(), seen.ravel(), top)
+    return Ranking(objects, states, overall)
 
-    def ends(scores, seen):
-        unseen = np.flatnonzero(~seen)
-        return tuple(unseen[np.argsort(sign * scores[unseen], kind="stable")[:top]] for sign in (-1, 1))
 
-    return Ranking([ends(*column) for column in zip(feasibility.T, seen.T)],
-                   [ends(*row) for row in zip(feasibility, seen)], ends(feasibility.ravel(), seen.ravel()))
+def _ends(scores, seen, top):
+    """(K,) scores, (K,) bool -> indices of the unseen: the `top` best first, the worst first."""
+    unseen = np.flatnonzero(~seen)
+    ascending = np.argsort(scores[unseen], kind="stable")
+    descending = np.argsort(-scores[unseen], kind="stable")  # not the reverse: ties keep order
+    return unseen[descending[:top]], unseen[ascending[:top]]
 
 
 def hard_mask(feasibility, seen, threshold):
-    """The compositions that the hard mask lets win (Eq. 6): seen, or of at least this feasibility -> (S, O) bool.
+    """What the hard mask lets win (Eq. 6): seen, or of at least this feasibility -> (S, O) bool.
 
-    For an evaluation's candidates. Scores are never to be multiplied by it: a 0 would win against negative scores.
+    feasibility (S, O), of whatever float type it is, is compared in float64, as the evaluation
+    does. The mask is for an evaluation's candidates: scores are never to be multiplied by it, for
+    a 0 would win against negative scores.
+    ValueError: shapes or types that do not fit, a threshold that is no number (nan; inf is one).
     """
     feasibility, seen = _scores(feasibility, seen)
-    return seen | (feasibility >= threshold)
+    return seen | (feasibility >= _number(threshold, "threshold"))
 
 
 def median_mask(feasibility, seen, *, inverse=False):
-    """The appendix's check on the hard mask -> (S, O) bool: seen, or of the unseen those from their median up.
+    """The appendix's check on the hard mask -> (S, O) bool: seen, or upper half of the unseen.
 
-    `inverse` keeps the others, those below the median: if feasibility means anything, that is much the worse mask.
+    The upper half are the unseen from their median up. `inverse` keeps the others, those below
+    it: if feasibility means anything, that is much the worse mask. ValueError as in hard_mask.
     """
     feasibility, seen = _scores(feasibility, seen)
-    upper = feasibility >= (np.median(feasibility[~seen]) if not seen.all() else 1)
-    return seen | (upper != inverse)
+    if seen.all():
+        return seen.copy()
+    median = np.median(feasibility[~seen])
+    if inverse:
+        return seen | (feasibility < median)
+    return seen | (feasibility >= median)
 
 
 def combine(feasibility, external, *, weight):
-    """Feasibility with knowledge from elsewhere, as the paper suggests: a knowledge base, a language model.
+    """Feasibility with knowledge from elsewhere (a knowledge base, a language model).
 
-    feasibility (S, O), external (S, O) in [-1, 1] or nan where it knows nothing, weight in [0, 1] -> (S, O):
-    (1 - weight) · feasibility + weight · external, or the feasibility alone where external is nan.
-    Seen compositions are mixed like all others; margins, masks and rankings pass them by anyway.
+    feasibility (S, O), external (S, O) in [-1, 1] or nan where it knows nothing, weight in [0, 1]
+    -> (S, O) float64: (1 - weight) · feasibility + weight · external, or the feasibility alone
+    where external is nan. Seen compositions are mixed like all others; margins, masks and rankings
+    pass them by anyway. ValueError: shapes, types or values other than these.
     """
-    feasibility, external = np.asarray(feasibility), np.asarray(external, float)
+    feasibility = _numbers(feasibility, "feasibility")
+    external = _numbers(external, "external")
+    weight = _number(weight, "weight")
     if external.shape != feasibility.shape:
-        raise ValueError(f"external scores are {external.shape}; expected {feasibility.shape}, states by objects")
+        raise ValueError(f"external scores are {external.shape}; expected {feasibility.shape}, "
+                         "states by objects")
     if not 0 <= weight <= 1 or np.any(np.abs(external) > 1):
-        raise ValueError(f"weight {weight} must be in [0, 1], and external scores in [-1, 1] (or nan where unknown)")
-    return np.where(np.isnan(external), feasibility, (1 - weight) * feasibility + weight * external)
+        raise ValueError(f"weight {weight} must be in [0, 1], and external scores in [-1, 1] "
+                         "(or nan where unknown)")
+    mixed = (1 - weight) * feasibility + weight * external
+    return np.where(np.isnan(external), feasibility, mixed)
 
 
 def auroc(feasibility, positive, among):
-    """How well feasibility ranks the `positive` above the others `among` which they are: 1 is perfect, 0.5 chance.
+    """How well feasibility ranks `positive` above the others `among` which they are.
 
-    All (S, O), the masks bool -> the share of (positive, other) pairs in which the positive one scores higher, ties
-    counting half; nan without positives or without others. How often primitives occur explains a part of it: put the
-    figure of shuffled vectors beside it.
+    All (S, O), the masks bool -> the share of (positive, other) pairs in which the positive one
+    scores higher, ties counting half: 1 is perfect, 0.5 chance; nan without positives or without
+    others. How often primitives occur explains a part of it: put the figure of shuffled vectors
+    beside it.
     """
     feasibility, among = _scores(feasibility, among, "among")
     positive = _mask(positive, "positive", among.shape)[among]
-    n, others = positive.sum(), (~positive).sum()
+    n = int(positive.sum())
+    others = positive.size - n
+    if n == 0 or others == 0:
+        return float("nan")
+    # Mann and Whitney: the positives' ranks count whom each beats, itself and other positives too.
     wins = _ranks(feasibility[among])[positive].sum() - n * (n + 1) / 2
-    return float(wins / (n * others)) if n and others else float("nan")
+    return float(wins / (n * others))
 
 
 def rank_correlation(a, b):
-    """Spearman's rank correlation of two (N,) arrays, ties sharing their mean rank; nan where one is constant."""
-    a, b = np.asarray(a, float), np.asarray(b, float)
+    """Spearman's rank correlation of two (N,) arrays, ties sharing their mean rank.
+
+    nan where one is constant. ValueError unless both are numbers without nan, of one length > 0.
+    """
+    a = _numbers(a, "a")
+    b = _numbers(b, "b")
     if a.ndim != 1 or a.shape != b.shape or not a.size or np.isnan([a, b]).any():
-        raise ValueError(f"cannot correlate {a.shape} with {b.shape}; expected two (N,) arrays, N > 0, without nan")
-    a, b = (ranks - ranks.mean() for ranks in map(_ranks, (a, b)))
+        raise ValueError(f"cannot correlate {a.shape} with {b.shape}; expected two (N,) arrays, "
+                         "N > 0, without nan")
+    a = _ranks(a)
+    b = _ranks(b)
+    a = a - a.mean()
+    b = b - b.mean()
     size = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / size) if size else float("nan")
+    if size == 0:
+        return float("nan")
+    return float(a @ b / size)
 
 
 def _ranks(values):
     """(N,) -> (N,) ranks from 1, ties sharing their mean rank."""
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[which]
+    mean_rank = np.cumsum(count) - (count - 1) / 2  # of each distinct value
+    return mean_rank[which]
+
+
+def _closest(similarity, seen):
+    """(A, A), (B, A) bool -> (B, A): how alike each is to the most alike of those marked in a row.
+
+    -1 where none is marked.
+    """
+    closest = np.empty(seen.shape)
+    for marked, row in zip(seen, closest):
+        # A row at a time fits the processor's cache, one maximum over a (B, A, A) array does not.
+        candidates = similarity.take(marked.nonzero()[0], axis=0)    # (marked, A)
+        np.maximum.reduce(candidates, axis=0, initial=-1, out=row)
+    return closest
+
+
+# ---- checks ----
 
 
 def _checked(state_vectors, object_vectors, seen):
     """-> the (S, S) and (O, O) cosines and `seen`, once all three fit."""
-    states, objects = _cosines(state_vectors, "state_vectors"), _cosines(object_vectors, "object_vectors")
-    seen = _mask(seen, "seen", (len(states), len(objects)))
+    state_cosines = _cosines(state_vectors, "state_vectors")
+    object_cosines = _cosines(object_vectors, "object_vectors")
+    seen = _mask(seen, "seen", (len(state_cosines), len(object_cosines)))
     if not seen.any():
         raise ValueError("no composition is seen: mark those of the training images True")
-    return states, objects, seen
+    return state_cosines, object_cosines, seen
 
 
 def _cosines(vectors, name):
     """(A, D) -> (A, A) float64 cosines of all rows."""
-    vectors = np.asarray(vectors, np.float64)
+    vectors = _array(vectors, name)
+    if vectors.dtype.kind not in "fiu":
+        raise ValueError(f"{name} is {vectors.dtype}; expected numbers, a row for each name")
+    vectors = vectors.astype(np.float64)
     if vectors.ndim != 2 or not vectors.size:
-        raise ValueError(f"{name} has shape {vectors.shape}; expected two dimensions, a row for each name")
+        raise ValueError(f"{name} has shape {vectors.shape}; expected two dimensions, "
+                         "a row for each name")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(bad):
-        raise ValueError(f"{name}: {len(bad)} rows, first row {bad[0]}, are zero or not finite; give each a direction")
+        raise ValueError(f"{name}: {len(bad)} rows, first row {bad[0]}, are zero or not finite; "
+                         "give each a direction")
     unit = vectors / lengths
-    return np.clip(cosines := unit @ unit.T, -1, 1, out=cosines)  # in place: a second array takes as long
+    cosines = unit @ unit.T
+    np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
+    return cosines
 
 
-def _closest(similarity, seen):
-    """(A, A), (B, A) bool -> (B, A) greatest similarity of each to those marked in the row, -1 where none is."""
-    closest = np.empty(seen.shape)
-    for marked, row in zip(seen, closest):  # a row at a time fits the cache, one reduceat over all does not
-        np.maximum.reduce(similarity.take(marked.nonzero()[0], axis=0), axis=0, initial=-1, out=row)
-    return closest
+def _array(value, name):
+    """The value as an array; ValueError naming it where NumPy cannot make one."""
+    try:
+        return np.asarray(value)
+    except Exception as error:  # ragged lists, tensors with gradients or on a GPU: many types
+        raise ValueError(f"{name} is no array: {error}") from None
+
+
+def _numbers(values, name):
+    """The values as float64, so that float16 and float32 compare as the numbers they stand for."""
+    array = _array(values, name)
+    if array.dtype.kind not in "fi":
+        raise ValueError(f"{name} is {array.dtype}; expected floats")
+    return array.astype(np.float64)
+
+
+def _number(value, name):
+    """A single number as a float; infinite is one, nan is none."""
+    array = _array(value, name)
+    if array.ndim or array.dtype.kind not in "fiu" or np.isnan(array):
+        raise ValueError(f"{name} is {value!r}; expected a number")
+    return float(array)
 
 
 def _mask(mask, name, shape):
-    mask = np.asarray(mask)
+    """The mask as an array; ValueError unless it is bool and of this shape."""
+    mask = _array(mask, name)
     if mask.dtype != bool or mask.shape != shape:
-        raise ValueError(f"{name} is {mask.dtype} {mask.shape}; expected bool {shape}, states by objects")
+        raise ValueError(f"{name} is {mask.dtype} {mask.shape}; expected bool {shape}, "
+                         "states by objects")
     return mask
 
 
 def _scores(feasibility, mask, name="seen"):
-    """-> both as arrays, checked."""
-    feasibility = np.asarray(feasibility)
+    """-> both as (S, O) arrays, float64 and bool, checked."""
+    feasibility = _numbers(feasibility, "feasibility")
     if feasibility.ndim != 2 or not np.isfinite(feasibility).all():
-        raise ValueError(f"feasibility {feasibility.shape} must be finite and have two dimensions, states by objects")
+        raise ValueError(f"feasibility {feasibility.shape} must be finite and have two dimensions, "
+                         "states by objects")
     return feasibility, _mask(mask, name, feasibility.shape)
 
 
-# ---- files and the script ----
+def _is_index(value, size):
+    """Whether it is an integer from 0 to size - 1."""
+    try:
+        return 0 <= operator.index(value) < size
+    except TypeError:
+        return False
 
 
-def read_pairs(path):
-    """The set of (state, object) in a list with one `state object` a line."""
-    with open(path, encoding="utf-8-sig") as file:
-        rows = {number: tuple(line.split()) for number, line in enumerate(file, 1) if line.strip()}
-    bad = [number for number, row in rows.items() if len(row) != 2]
-    if bad or not rows:
-        raise ValueError(f"{path}, line {bad[0] if bad else 1}: expected `state object`, two words without spaces")
-    return set(rows.values())
+def _top(top):
+    """`top` as an int; ValueError unless it is an integer of at least 1."""
+    if not _is_index(top, sys.maxsize) or isinstance(top, bool) or top < 1:
+        raise ValueError(f"top is {top!r}; expected an integer of at least 1")
+    return operator.index(top)
 
 
-def read_vectors(path, states, objects, words):
-    """-> (S, D), (O, D) from text lines `word number ...` or an .npz: states, objects, state_vectors, object_vectors.
+# ---- pair lists ----
 
-    A name that is no word there, nor in lower case, is the mean of its parts: Boots.Mid-Calf of boots, mid and calf.
-    `words` says what to look up instead of a name: {"Nubuck": "suede_leather"}.
+COLUMNS = {"state": ("state", "attr"), "object": ("object", "obj"), "phase": ("split", "set")}
+TRAINING = ("train", "training")  # what a table of images may call the training set, in any case
+
+
+def read_pairs(path, *, training=False):
+    """The set of (state, object) in a file: a list of pairs or a table of images.
+
+    A list has one pair a line, `state object`; a tab or a comma on every line parts names that
+    have spaces. A table (an images.csv, or a folder with one) has a first line that names the
+    columns state and object; with `training`, only its rows whose `split` is train count, if it
+    has that column. ValueError names the first line that is neither; OSError: no such file.
     """
-    words = {name: words.get(name, name) for name in [*states, *objects]}
-    if str(path).endswith(".npz"):
-        keys, vectors = _arrays(path, "states", "objects"), _arrays(path, "state_vectors", "object_vectors")
-        if [names.shape for names in keys] != [rows.shape[:-1] for rows in vectors]:
-            raise ValueError(f"{path}: {[rows.shape for rows in vectors]} vectors for {[*map(np.shape, keys)]} names")
-        tables = [dict(zip(names.tolist(), rows)) for names, rows in zip(keys, vectors)]
+    path = Path(path)
+    if path.is_dir():
+        path = path / "images.csv"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text; save it as UTF-8 (CSV UTF-8)") from None
+    lines = text.split("\n")
+    if lines[0].startswith("sep="):  # a spreadsheet's note on its own separator
+        lines[0] = ""
+    header = next((line for line in lines if line.strip()), "")
+    separator = max(",;\t", key=header.count)
+    columns = [cell.strip(' "\r').lower() for cell in header.split(separator)]
+    if _column(columns, "state") is not None and _column(columns, "object") is not None:
+        return _pairs_of_table(path, lines, separator, training)
+    return _pairs_of_list(path, lines)
+
+
+def _column(columns, meaning):
+    """The index of the column with this meaning (a key of COLUMNS), None where it is missing."""
+    for name in COLUMNS[meaning]:
+        if name in columns:
+            return columns.index(name)
+    return None
+
+
+def _pairs_of_list(path, lines):
+    """The pairs of a list, one a line."""
+    filled = [line for line in lines if line.strip()]
+    separator = None  # any run of spaces
+    for candidate in ("\t", ",", ";"):
+        if filled and all(line.count(candidate) == 1 for line in filled):
+            separator = candidate
+            break
+    pairs = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        names = tuple(" ".join(name.split()) for name in line.strip().split(separator))
+        if len(names) != 2 or not all(names):
+            raise ValueError(f"{path}, line {number}: expected `state object`, two words; names "
+                             "with spaces need a tab or a comma between them on every line")
+        pairs.add(names)
+    if not pairs:
+        raise ValueError(f"{path}, line 1: expected `state object` a line; the file has none")
+    return pairs
+
+
+def _pairs_of_table(path, lines, separator, training):
+    """The pairs that the rows of a table of images show."""
+    rows = csv.reader((line + "\n" for line in lines), delimiter=separator)
+    columns = None
+    pairs = set()
+    try:
+        for row in rows:
+            cells = [" ".join(cell.split()) for cell in row]
+            if not any(cells):
+                continue
+            if columns is None:
+                columns = [cell.lower() for cell in cells]
+                continue
+            pair = _pair_of_row(cells, columns, training, f"{path}, line {rows.line_num}")
+            if pair is not None:
+                pairs.add(pair)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+    if not pairs:
+        kind = "training rows" if training else "rows"
+        raise ValueError(f"{path} has no {kind} with a state and an object")
+    return pairs
+
+
+def _pair_of_row(cells, columns, training, where):
+    """The (state, object) of a row; None where it shows none or is not wanted."""
+    state_column = _column(columns, "state")
+    object_column = _column(columns, "object")
+    phase_column = _column(columns, "phase")
+    cells = cells + [""] * (len(columns) - len(cells))
+    if training and phase_column is not None and cells[phase_column].lower() not in TRAINING:
+        return None
+    pair = (cells[state_column], cells[object_column])
+    if not all(pair):
+        raise ValueError(f"{where}: state or object is empty")
+    if "NA" in pair:
+        return None
+    return pair
+
+
+# ---- word vectors ----
+
+# Names of UT-Zappos and C-GQA that are no words, here in lower case, and what published work
+# looks up instead. The second table holds for text files without a first line of counts alone.
+EXCEPTIONS = {
+    "faux.fur": "fake_fur",
+    "faux.leather": "fake_leather",
+    "full.grain.leather": "thick_leather",
+    "hair.calf": "hair_leather",
+    "patent.leather": "shiny_leather",
+    "boots.ankle": "ankle_boots",
+    "boots.knee.high": "knee_high_boots",
+    "boots.mid-calf": "midcalf_boots",
+    "shoes.boat.shoes": "boat_shoes",
+    "shoes.clogs.and.mules": "clogs_shoes",
+    "shoes.flats": "flats_shoes",
+    "shoes.heels": "heels",
+    "shoes.loafers": "loafers",
+    "shoes.oxfords": "oxford_shoes",
+    "shoes.sneakers.and.athletic.shoes": "sneakers",
+    "trash_can": "trashcan",
+    "dry-erase_board": "dry_erase_board",
+    "black_and_white": "black_white",
+    "eiffel_tower": "tower",
+}
+EXCEPTIONS_OF_GLOVE = {"nubuck": "grainy_leather"}
+ARRAYS = {  # of an .npz: names -> their vectors
+    "states": "state_vectors", "objects": "object_vectors", "names": "vectors", "words": "vectors"}
+HEAD = 1 << 20  # bytes from which a text file's shape is judged
+
+
+def read_vectors(path, states, objects, words, *, missing="error"):
+    """-> (S, D), (O, D) float64: the vectors of the names of states and objects.
+
+    The file holds text lines `word number ...` (GloVe's, word2vec's and fastText's, with or
+    without a first line of counts, also as .gz; the first of repeated words counts), or is an
+    .npz of `states`, `objects`, `state_vectors`, `object_vectors`, or of `names` and `vectors`.
+    `words` says what to look up instead of a name: {"Nubuck": "suede_leather"}; else the published
+    exceptions above hold. Then, of these readings, the first counts whose words all have vectors,
+    and their mean is the name's: in an .npz the name as it is; the whole; its parts at `_` and
+    `.`; its parts at all but letters and digits; the same without *a, and, of, to*.
+    `missing`: "error" lists every name without a vector; "random" (seeded by the word, as long as
+    the others on average) or "mean" (of those found) stands in for a missing word, with a warning.
+    ValueError: names without vectors, or a file that is none of these.
+    """
+    if missing not in ("error", "random", "mean"):
+        raise ValueError(f'missing is {missing!r}; expected "error", "random" or "mean"')
+    looked_up = {name: words.get(name, name) for name in [*states, *objects]}
+    if _is_archive(path):
+        kind = "npz"
+        state_table, object_table = _npz_tables(path)
     else:
-        wanted = {part for word in words.values() for spelling in _spellings(word) for part in spelling}
-        tables = [_text_vectors(path, wanted)] * 2
-    found = [{name: _vector(words[name], table) for name in names} for names, table in zip((states, objects), tables)]
-    missing = [name for rows in found for name, vector in rows.items() if vector is None]
-    if missing:
-        raise ValueError(f"{path} has no vector for {', '.join(missing)}; with --names, other words can stand for them")
-    return tuple(np.stack(list(rows.values())) for rows in found)
+        kind, state_table = _text_table(path, looked_up.values())
+        object_table = state_table
+
+    state_words = [looked_up[name] for name in states]
+    object_words = [looked_up[name] for name in objects]
+    complete = _complete(state_words, state_table, kind)
+    complete += _complete(object_words, object_table, kind)
+    absent = [name for name, found in zip([*states, *objects], complete) if not found]
+    if absent and missing == "error":
+        raise ValueError(f"{path} has no vector for {', '.join(absent)}; with --names, other words "
+                         "can stand for them, with --missing random or mean, made-up vectors")
+    if absent:
+        warnings.warn(f"{path} has no vector for {', '.join(absent)}: {missing} vectors stand in",
+                      stacklevel=2)
+    wanted = _wanted(looked_up.values(), kind)
+    state_vectors = _rows(state_words, state_table, kind, missing, wanted, path)
+    object_vectors = _rows(object_words, object_table, kind, missing, wanted, path)
+    return state_vectors, object_vectors
 
 
-def _text_vectors(path, wanted):
-    """{word: vector (D,)} of those wanted among text lines `word number ...`."""
-    table, size = {}, None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for row, line in enumerate(file, 1):
-            word, _, text = line.rstrip().partition(" ")
-            if word in wanted:
-                size = size or len(text.split()) or 1
-                try:
-                    table[word] = np.array(text.split(), float).reshape(size)
-                except ValueError:
-                    raise ValueError(f"{path}, line {row}: {word!r} needs {size} numbers, not {text[:40]!r}") from None
-    return table
+def _complete(names, table, kind):
+    """Whether each name has a vector."""
+    complete = []
+    for name in names:
+        _, vectors = _first_complete(name, table, kind)
+        complete.append(all(vector is not None for vector in vectors))
+    return complete
 
 
-def read_external(path, states, objects):
-    """(S, O) from an .npz of `scores` for combine and the names of its rows, `states`, and columns, `objects`."""
-    scores, rows, columns = _arrays(path, "scores", "states", "objects")
-    if rows.ndim != 1 or columns.ndim != 1 or scores.shape != rows.shape + columns.shape:
-        raise ValueError(f"{path}: scores are {scores.shape} for states {rows.shape} and objects {columns.shape}")
-    return scores[np.ix_(_indices(states, rows.tolist(), path), _indices(objects, columns.tolist(), path))]
+def _rows(names, table, kind, missing, wanted, path):
+    """(names, D): the mean of each name's words, missing ones replaced as `missing` says."""
+    known = np.array([table[word] for word in sorted(wanted) if word in table])    # (words, D)
+    if not len(known):
+        raise ValueError(f"{path} has none of these names: nothing to take {missing} vectors from")
+    rows = []
+    for name in names:
+        words, vectors = _first_complete(name, table, kind)
+        for place, word in enumerate(words):
+            if vectors[place] is None:
+                vectors[place] = _stand_in(word, known, missing)
+        rows.append(np.mean(vectors, axis=0))
+    return np.stack(rows)
 
 
-def save_csv(path, feasibility, seen, states, objects):
-    """Write a row `state,object,seen,feasibility` for each composition; `path` appears only once all is written."""
-    part = Path(f"{path}.part")
-    with open(part, "w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["state", "object", "seen", "feasibility"])
-        for (s, o), score in np.ndenumerate(feasibility):
-            rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
-    part.replace(path)
+def _stand_in(word, known, missing):
+    """A vector (D,) for a missing word: the mean of `known` (K, D), or a random one as long."""
+    if missing == "mean":
+        return known.mean(axis=0)
+    dim = known.shape[1]
+    random = np.random.default_rng(list(word.encode())).standard_normal(dim, dtype=np.float32)
+    return random * np.linalg.norm(known, axis=1).mean() / dim**0.5
 
 
-def _spellings(name):
-    """What a name may stand under, first choice first, each as words whose vectors are averaged."""
-    return [name], [name.lower()], re.findall(r"[^\W_]+", name.lower())
+def _readings(name, kind):
+    """The lists of words that may stand for a name, best first; kind: "glove", "text" or "npz"."""
+    exceptions = EXCEPTIONS
+    if kind == "glove":
+        exceptions = EXCEPTIONS | EXCEPTIONS_OF_GLOVE
+    phrase = exceptions.get(name.lower(), name)
+    phrase = re.sub(r"\s+", "_", phrase.strip())
+    parts = [part for part in re.split(r"[_.]+", phrase) if part] or [name]
+    words = [word for word in re.split(r"[\W_]+", phrase) if word] or [name]
+    bare = [word for word in words if word.lower() not in ("a", "and", "of", "to")] or words
+    readings = [[phrase], parts, words, bare]
+    if kind == "npz":
+        return [[name], *readings]
+    return readings
 
 
-def _vector(name, table):
-    """The vector of a name, or None."""
-    for words in _spellings(name):
-        if words and all(word in table for word in words):
-            return np.mean([table[word] for word in words], axis=0)
+def _spellings(word, kind):
+    """How a word may be written in a file, best first: published text has lower case alone."""
+    if kind == "npz":
+        written = [word, word.lower()]
+    else:
+        written = [word.lower(), word]
+    if "_" not in word:
+        written.append(word.title())
+    return written
 
 
-def _arrays(path, *keys):
+def _wanted(names, kind):
+    """Every word, in every spelling, that could stand for one of the names."""
+    wanted = set()
+    for name in names:
+        for words in _readings(name, kind):
+            for word in words:
+                wanted.update(_spellings(word, kind))
+    return wanted
+
+
+def _first_complete(name, table, kind):
+    """The first reading with a vector for every word, else the last one.
+
+    -> its words and their vectors, None for a missing one.
+    """
+    for words in _readings(name, kind):
+        vectors = []
+        for word in words:
+            found = [table[spelling] for spelling in _spellings(word, kind) if spelling in table]
+            vectors.append(found[0] if found else None)
+        if all(vector is not None for vector in vectors):
+            break
+    return words, vectors
+
+
+def _text_table(path, names):
+    """Text lines `word number ...` -> their kind, and {word: vector (D,)} for what names need."""
+    with _opened(path) as file:
+        kind, dim, start = _shape_of_text(file.read(HEAD), path)
+        wanted = {word.encode(): word for word in _wanted(names, kind)}
+        table = {}
+        file.seek(start)
+        first_number = 1 if kind == "glove" else 2
+        try:
+            for number, line in enumerate(file, first_number):
+                if b"\t" in line:
+                    line = line.replace(b"\t", b" ")
+                word = line[:line.find(b" ")]
+                if word not in wanted or wanted[word] in table:
+                    continue
+                entry, *numbers = line.rsplit(None, dim)
+                if len(numbers) == dim and entry != word:
+                    continue  # a longer entry with spaces in it, of which this is the first word
+                table[wanted[word]] = _vector_of(numbers, dim, f"{path}, line {number}", word)
+        except EOFError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return kind, table
+
+
+def _vector_of(numbers, dim, where, word):
+    """The numbers of a line (bytes) as (D,) float64."""
+    try:
+        return np.array([float(number) for number in numbers]).reshape(dim)
+    except ValueError:
+        text = b" ".join(numbers)[:40].decode(errors="replace")
+        raise ValueError(f"{where}: {word.decode()!r} needs {dim} numbers, not {text!r}") from None
+
+
+def _opened(path):
+    """The file in binary, unpacked on the way if it is gzip."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return gzip.open(path)
+    return open(path, "rb")
+
+
+def _shape_of_text(head, path):
+    """From a text file's first bytes: its kind, D, and where its vectors begin."""
+    if not head.strip() or b"\0" in head:
+        raise ValueError(f"{path} begins with {head[:20]!r}; expected text lines "
+                         "`word number ...` or an .npz")
+    start = 3 if head.startswith(b"\xef\xbb\xbf") else 0  # a byte order mark
+    lines = head[start:].split(b"\n")
+    counts = re.fullmatch(rb"(\d+)\s+(\d+)\s*", lines[0])
+    if counts:
+        return "text", int(counts[2]), start + len(lines[0]) + 1
+    if len(lines) > 1:
+        lines.pop()  # what follows the last line end: nothing, or part of a line
+    # Entries with spaces in them make their lines look longer: most lines have none.
+    lines = [line for line in lines if line.strip()][:100]
+    widths = Counter(len(line.split()) - 1 for line in lines)
+    return "glove", max(widths.most_common(1)[0][0], 1), start
+
+
+def _is_archive(path):
+    """Whether a file calls itself an .npz or begins as one."""
+    if str(path).endswith(".npz"):
+        return True
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _npz_tables(path):
+    """An .npz of names and vectors -> {word: vector} for states and {word: vector} for objects."""
+    arrays = _load_npz(path, [*ARRAYS, *ARRAYS.values()])
+    tables = {}
+    for names, vectors in ARRAYS.items():
+        if names not in arrays or vectors not in arrays:
+            continue
+        rows = arrays[vectors]
+        if rows.ndim != 2 or arrays[names].shape != rows.shape[:1]:
+            raise ValueError(f"{path}: {vectors} has shape {rows.shape}; expected "
+                             f"({arrays[names].size}, D) for {names}")
+        tables[names] = {}
+        for name, vector in zip(arrays[names].tolist(), rows.astype(np.float64)):
+            tables[names].setdefault(name, vector)
+    if not tables:
+        raise ValueError(f"{path}: expected an .npz file with states, objects, state_vectors, "
+                         "object_vectors, or with names, vectors")
+    return _merged(tables, "states"), _merged(tables, "objects")
+
+
+def _merged(tables, first):
+    """One table for the names of one kind: its own, and what others of the same D add to it."""
+    merged = dict(tables.get(first, {}))
+    for table in tables.values():
+        for name, vector in table.items():
+            if not merged or vector.shape == next(iter(merged.values())).shape:
+                merged.setdefault(name, vector)
+    return merged
+
+
+def _load_npz(path, keys):
+    """{key: array} of those of the keys that an .npz has."""
     try:
         with np.load(path) as file:
-            return [file[key] for key in keys]
+            return {key: file[key] for key in keys if key in file.files}
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile have many ways to say that this is not the file
-        raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)} ({error})") from error
+        raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)} "
+                         f"({error})") from error
+
+
+def _arrays(path, *keys):
+    """The arrays of an .npz under all these keys."""
+    arrays = _load_npz(path, keys)
+    for key in keys:
+        if key not in arrays:
+            raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)}; "
+                             f"it has no {key}")
+    return [arrays[key] for key in keys]
+
+
+# ---- other files ----
+
+
+def read_external(path, states, objects):
+    """(S, O) for combine, from an .npz of `scores` and the names of its rows and columns.
+
+    The rows are `states`, the columns `objects`. ValueError: arrays that do not fit each other, a
+    name that is not there.
+    """
+    scores, rows, columns = _arrays(path, "scores", "states", "objects")
+    if rows.ndim != 1 or columns.ndim != 1 or scores.shape != rows.shape + columns.shape:
+        raise ValueError(f"{path}: scores are {scores.shape} for states {rows.shape} and objects "
+                         f"{columns.shape}")
+    of_states = _indices(states, rows.tolist(), path)
+    of_objects = _indices(objects, columns.tolist(), path)
+    return scores[np.ix_(of_states, of_objects)]
+
+
+def save_csv(path, feasibility, seen, states, objects):
+    """Write a row `state,object,seen,feasibility` for each composition.
+
+    `path` appears only once all is written; nothing is left behind otherwise.
+    """
+    part = Path(f"{path}.part")
+    try:
+        with open(part, "w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["state", "object", "seen", "feasibility"])
+            for (s, o), score in np.ndenumerate(feasibility):
+                rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read_json(path, expected, fits):
+    """The object in a JSON file, {} without one; ValueError unless its values fit."""
+    if not path:
+        return {}
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, {expected} ({error})") from None
+    if not isinstance(content, dict) or not all(fits(value) for value in content.values()):
+        raise ValueError(f"{path} holds {json.dumps(content)[:60]}; expected {expected}")
+    return content
+
+
+def _is_word(value):
+    """Whether it is what --names gives for a name."""
+    return isinstance(value, str)
+
+
+def _is_table(value):
+    """Whether it is a table {name: [most, least]} with at least one row."""
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(_is_row(row) for row in value.values())
+
+
+def _is_row(row):
+    """Whether it is [most, least], both of them lists of names."""
+    if not isinstance(row, list) or len(row) != 2:
+        return False
+    for names in row:
+        if not isinstance(names, list):
+            return False
+        if not all(isinstance(name, str) for name in names):
+            return False
+    return True
 
 
 def _indices(names, known, where):
@@ -302,15 +795,21 @@ def _indices(names, known, where):
     for name in names:
         if name not in index:
             near = difflib.get_close_matches(name, known, 1)
-            raise ValueError(f"no {name!r} in {where}{f'; did you mean {near[0]!r}?' if near else ''}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"no {name!r} in {where}{hint}")
     return [index[name] for name in names]
 
 
-def agreement(scores, seen, states, objects, *, occurring=None, published=None, tables=None):
-    """{figure: value} of how scores (S, O) fit what is known of the unseen compositions, as far as it is given:
+# ---- how scores fit what is known ----
 
-    occurring (S, O) bool, those that exist; published (S, O), other scores; tables, ranked ones such as the paper's,
-    {"objects" or "states": {name: [names of the most feasible partners, of the least]}}.
+
+def agreement(scores, seen, states, objects, *, occurring=None, published=None, tables=None):
+    """{figure: value} of how scores (S, O) fit what is known of the unseen compositions.
+
+    As far as it is given: occurring (S, O) bool, those that exist; published (S, O), other scores;
+    tables, ranked ones such as the paper's, {"objects" or "states": {name: [names of the most
+    feasible partners, of the least]}}. Of a table, the figure is how many names are the same.
+    ValueError: arrays that do not fit, an unknown kind of table, an unknown name in one.
     """
     figures = {}
     if published is not None:
@@ -318,132 +817,262 @@ def agreement(scores, seen, states, objects, *, occurring=None, published=None, 
     if occurring is not None:
         figures["AUROC"] = auroc(scores, occurring, ~seen)
     for kind, table in (tables or {}).items():
-        if kind not in ("objects", "states"):
-            raise ValueError(f"unknown kind of table {kind!r}: expected 'objects' or 'states'")
-        own, partners = (objects, states) if kind == "objects" else (states, objects)
-        ranking = getattr(ranked(scores, seen, top=max([1, *(len(x) for row in table.values() for x in row)])), kind)
-        for end, title in enumerate(("most", "least")):
-            paper = [set(row[end]) for row in table.values()]
-            ours = [{partners[k] for k in ranking[i][end]} for i in _indices(table, own, f"the {kind}")]
-            figures[f"{kind}: {title} (of {sum(map(len, paper))})"] = sum(len(a & b) for a, b in zip(paper, ours))
+        figures |= _table_agreement(scores, seen, states, objects, kind, table)
     return figures
+
+
+def _table_agreement(scores, seen, states, objects, kind, table):
+    """{figure: count} of the names that a ranked table shares with the ranking of the scores."""
+    if kind == "objects":
+        names, partners = objects, states
+    elif kind == "states":
+        names, partners = states, objects
+    else:
+        raise ValueError(f"unknown kind of table {kind!r}: expected 'objects' or 'states'")
+    top = 1
+    for most, least in table.values():
+        top = max(top, len(most), len(least))
+    ranking = getattr(ranked(scores, seen, top=top), kind)
+    rows = _indices(table, names, f"the {kind}")
+
+    figures = {}
+    for end, title in enumerate(("most", "least")):
+        total = 0
+        shared = 0
+        for row, ends in zip(rows, table.values()):
+            theirs = set(ends[end])
+            ours = {partners[k] for k in ranking[row][end]}
+            total += len(theirs)
+            shared += len(theirs & ours)
+        figures[f"{kind}: {title} (of {total})"] = shared
+    return figures
+
+
+# ---- the script ----
 
 
 def main(argv=None):
     """The command line; --help tells."""
-    parser = argparse.ArgumentParser(description="Rank unseen compositions, explain them, compare with what is known.")
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            _run(options)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def _show_warning(message, *_):
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        description="Rank unseen compositions, explain them, compare with what is known.")
     add = parser.add_argument
-    add("--pairs", required=True, metavar="FILE", help="the seen compositions, one `state object` a line")
+    add("--pairs", required=True, metavar="FILE",
+        help="the seen compositions, one `state object` a line (a tab or comma between names with "
+        "spaces), or an images.csv or its folder, of which the training rows count")
     add("--vectors", required=True, metavar="FILE",
-        help="text lines `word number ...`, as GloVe's, or an .npz of states, objects, state_vectors, object_vectors")
-    add("--names", metavar="FILE", help='JSON of words to look up instead of names: {"Nubuck": "suede_leather"}')
-    add("--mix", default="mean", choices=MIXES, help="of the state term and the object term (default mean)")
-    add("--combine", metavar="FILE", help="knowledge from elsewhere: an .npz of `scores` in [-1, 1], nan where unknown "
-        "(S, O), and the names of its rows, `states` (S,), and columns, `objects` (O,)")
+        help="text lines `word number ...`, as GloVe's, or an .npz of states, objects, "
+        "state_vectors, object_vectors")
+    add("--names", metavar="FILE",
+        help='JSON of words to look up instead of names: {"Nubuck": "suede_leather"}')
+    add("--missing", default="error", choices=["error", "random", "mean"],
+        help="for words without vectors (default error)")
+    add("--mix", default="mean", choices=MIXES,
+        help="of the state term and the object term (default mean)")
+    add("--combine", metavar="FILE",
+        help="knowledge from elsewhere: an .npz of `scores` in [-1, 1], nan where unknown (S, O), "
+        "and the names of its rows, `states` (S,), and columns, `objects` (O,)")
     add("--weight", type=float, default=0.5, help="of --combine, in [0, 1] (default 0.5)")
     add("--csv", metavar="FILE", help="also write all scores as state,object,seen,feasibility")
     add("--top", type=int, default=3, metavar="K", help="show so many of each (default 3)")
     add("--object", metavar="NAME", help="show only the states of this object")
     add("--state", metavar="NAME", help="show only the objects of this state")
-    add("--explain", nargs=2, metavar=("STATE", "OBJECT"), help="show the seen compositions behind a score")
-    add("--occur", nargs="+", default=[], metavar="FILE", help="check against lists of compositions that exist")
-    add("--published", metavar="FILE", help="check against an .npz of `feasibility`, sorted states by sorted objects")
-    add("--tables", metavar="FILE", help="check against ranked tables: JSON, {objects|states: {name: [most, least]}}")
-    options = parser.parse_args(argv)
-    try:
-        _run(options)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
+    add("--explain", nargs=2, metavar=("STATE", "OBJECT"),
+        help="show the seen compositions behind a score")
+    add("--occur", nargs="+", default=[], metavar="FILE",
+        help="check against lists of compositions that exist")
+    add("--published", metavar="FILE",
+        help="check against an .npz of `feasibility`, sorted states by sorted objects")
+    add("--tables", metavar="FILE",
+        help="check against ranked tables: JSON, {objects|states: {name: [most, least]}}")
+    return parser
+
+
+class Inputs(NamedTuple):
+    """What the script has read: S sorted states, O sorted objects and what is said of them."""
+
+    states: list
+    objects: list
+    seen: np.ndarray  # (S, O) bool
+    occurring: np.ndarray | None  # (S, O) bool
+    vectors: tuple  # (S, D), (O, D)
+    external: np.ndarray | None  # (S, O)
 
 
 def _run(options):
     """What main does once it knows the options."""
-    lists = [read_pairs(path) for path in (options.pairs, *options.occur)]
-    states, objects = (sorted(set(names)) for names in zip(*set.union(*lists)))
-    seen, *occurring = (np.array([[(s, o) in pairs for o in objects] for s in states]) for pairs in lists)
-    names = _json(options.names, "{name: word}", lambda word: isinstance(word, str))
-    vectors = read_vectors(options.vectors, states, objects, names)
-    external = options.combine and read_external(options.combine, states, objects)
-
-    def scored(state_vectors, object_vectors):
-        scores = feasibility_scores(state_vectors, object_vectors, seen, mix=options.mix)
-        return np.where(seen, 1, combine(scores, external, weight=options.weight)) if options.combine else scores
-
-    scores = scored(*vectors)
+    if options.top < 1:
+        raise ValueError(f"--top is {options.top}; expected at least 1")
+    inputs = _read_inputs(options)
+    scores = _scored(inputs, inputs.vectors, options)
     if options.csv:
-        save_csv(options.csv, scores, seen, states, objects)
+        save_csv(options.csv, scores, inputs.seen, inputs.states, inputs.objects)
     if options.explain:
-        _print_explanation(options.explain, scores, vectors, seen, states, objects, options.top)
+        _print_explanation(scores, inputs, options)
     elif options.occur or options.published or options.tables:
-        tables = _json(options.tables, "{objects|states: {name: [most, least]}}, both lists of names", _is_table)
-        known = {"occurring": np.any(occurring, axis=0) if occurring else None, "tables": tables}
-        shuffles = [map(np.random.default_rng(seed).permutation, vectors) for seed in range(10)]
-        rows = {"these vectors": [scores], "shuffled vectors": [scored(*shuffle) for shuffle in shuffles]}
-        if options.published:
-            published, = _arrays(options.published, "feasibility")
-            if published.shape not in (seen.shape, (seen.size,)):
-                raise ValueError(f"{options.published}: feasibility is {published.shape}; expected {seen.shape}")
-            known["published"] = published.reshape(seen.shape)
-            rows["published"] = [known["published"]]
-        _print_agreement(rows, seen, states, objects, known)
+        _print_agreement(scores, inputs, options)
     else:
-        _print_tables(scores, seen, states, objects, options)
+        _print_tables(scores, inputs, options)
 
 
-def _json(path, expected, fits):
-    """The object in a JSON file, {} without one; ValueError unless its values fit what is expected."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8-sig")) if path else {}
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, {expected} ({error})") from None
-    if not isinstance(content, dict) or not all(map(fits, content.values())):
-        raise ValueError(f"{path} holds {json.dumps(content)[:60]}; expected {expected}")
-    return content
+def _read_inputs(options):
+    """Read the files that the options name -> Inputs."""
+    seen_pairs = read_pairs(options.pairs, training=True)
+    occurring_pairs = set()
+    for path in options.occur:
+        occurring_pairs |= read_pairs(path)
+    all_pairs = seen_pairs | occurring_pairs
+    states = sorted({state for state, _ in all_pairs})
+    objects = sorted({object_ for _, object_ in all_pairs})
+    words = _read_json(options.names, "{name: word}", _is_word)
+    vectors = read_vectors(options.vectors, states, objects, words, missing=options.missing)
+    occurring = None
+    if options.occur:
+        occurring = _marked(occurring_pairs, states, objects)
+    external = None
+    if options.combine:
+        external = read_external(options.combine, states, objects)
+    seen = _marked(seen_pairs, states, objects)
+    return Inputs(states, objects, seen, occurring, vectors, external)
 
 
-def _is_table(table):
-    """Whether it is {name: [names, names]}, and not empty."""
-    lists = [*table.values()] if isinstance(table, dict) else []
-    cells = [cell for row in lists if isinstance(row, list) and len(row) == 2 for cell in row if isinstance(cell, list)]
-    return len(cells) == 2 * len(lists) > 0 and all(isinstance(name, str) for cell in cells for name in cell)
+def _marked(pairs, states, objects):
+    """(S, O) bool: the compositions that are among the pairs."""
+    marked = np.zeros((len(states), len(objects)), bool)
+    for s, state in enumerate(states):
+        for o, object_ in enumerate(objects):
+            marked[s, o] = (state, object_) in pairs
+    return marked
 
 
-def _print_explanation(pair, scores, vectors, seen, states, objects, top):
-    (s,), (o,) = _indices(pair[:1], states, "the states"), _indices(pair[1:], objects, "the objects")
-    print(f"{' '.join(pair)}: feasibility {scores[s, o]:.2f}{', seen' if seen[s, o] else ''}")
-    for title, rows in zip(("state lent by", "object lent by"), explain(s, o, *vectors, seen)):
-        lenders = (f"{states[a]} {objects[b]} {cosine:.2f}" for a, b, cosine in rows[:top])
-        print(f"{title:14}  {'; '.join(lenders) or 'none'}")
+def _scored(inputs, vectors, options):
+    """(S, O) scores of these vectors, with the knowledge from elsewhere if there is any."""
+    scores = feasibility_scores(*vectors, inputs.seen, mix=options.mix)
+    if inputs.external is None:
+        return scores
+    mixed = combine(scores, inputs.external, weight=options.weight)
+    return np.where(inputs.seen, 1, mixed)
 
 
-def _print_tables(scores, seen, states, objects, options):
-    """The paper's ranked tables, or the row asked for."""
-    ranking = ranked(scores, seen, top=options.top)
-    pairs = [f"{state} {object}" for state in states for object in objects]
-    for kind, name, names, partners, ends, rows in (
-        ("composition", None, ["all"], pairs, [ranking.overall], scores.reshape(1, -1)),
-        ("object", options.object, objects, states, ranking.objects, scores.T),
-        ("state", options.state, states, objects, ranking.states, scores),
-    ):
-        if (options.object or options.state) and not name:
-            continue
-        chosen = _indices([name] if name else names, names, f"the {kind}s")
-        print(f"| {kind} | most feasible | least feasible |\n| --- | --- | --- |")
-        for i in chosen:
-            cells = (", ".join(f"{partners[k]} {rows[i, k]:.2f}" for k in end) for end in ends[i])
-            print(f"| {names[i]} | {' | '.join(cells)} |")
-        print()
+def _print_explanation(scores, inputs, options):
+    """The score of the composition asked for, and the seen compositions behind it."""
+    state, object_ = options.explain
+    s = _indices([state], inputs.states, "the states")[0]
+    o = _indices([object_], inputs.objects, "the objects")[0]
+    seen = ", seen" if inputs.seen[s, o] else ""
+    print(f"{state} {object_}: feasibility {scores[s, o]:.2f}{seen}")
+    explanation = explain(s, o, *inputs.vectors, inputs.seen)
+    _print_lenders("state lent by", explanation.lend_state, inputs, options.top)
+    _print_lenders("object lent by", explanation.lend_object, inputs, options.top)
 
 
-def _print_agreement(rows, seen, states, objects, known):
-    """Figures of {title: [scores (S, O), ...]}, as mean ± std where there are several."""
-    table = {title: [agreement(scores, seen, states, objects, **known) for scores in rows[title]] for title in rows}
+def _print_lenders(title, lenders, inputs, top):
+    """A line of the seen compositions that lend a primitive, most alike first."""
+    shown = []
+    for s, o, cosine in lenders[:top]:
+        shown.append(f"{inputs.states[s]} {inputs.objects[o]} {cosine:.2f}")
+    print(f"{title:14}  {'; '.join(shown) or 'none'}")
+
+
+def _print_tables(scores, inputs, options):
+    """The paper's three ranked tables, or the rows asked for."""
+    states, objects = inputs.states, inputs.objects
+    ranking = ranked(scores, inputs.seen, top=options.top)
+    everything = not options.object and not options.state
+    if everything:
+        compositions = [f"{state} {object_}" for state in states for object_ in objects]
+        overall = [ranking.overall]
+        _print_table("composition", ["all"], [0], compositions, overall, scores.reshape(1, -1))
+    if everything or options.object:
+        chosen = range(len(objects))
+        if options.object:
+            chosen = _indices([options.object], objects, "the objects")
+        _print_table("object", objects, chosen, states, ranking.objects, scores.T)
+    if everything or options.state:
+        chosen = range(len(states))
+        if options.state:
+            chosen = _indices([options.state], states, "the states")
+        _print_table("state", states, chosen, objects, ranking.states, scores)
+
+
+def _print_table(kind, names, chosen, partners, ranking, scores):
+    """A row for each chosen index of names: its most and least feasible unseen partners.
+
+    ranking holds a pair of arrays of partners for each name, scores (names, partners) theirs.
+    """
+    print(f"| {kind} | most feasible | least feasible |")
+    print("| --- | --- | --- |")
+    for i in chosen:
+        cells = [names[i]]
+        for end in ranking[i]:
+            cells.append(", ".join(f"{partners[k]} {scores[i, k]:.2f}" for k in end))
+        print(f"| {' | '.join(cells)} |")
+    print()
+
+
+def _print_agreement(scores, inputs, options):
+    """How the scores fit what is known, beside scores of shuffled vectors and published ones."""
+    expected = "{objects|states: {name: [most, least]}}, both lists of names"
+    tables = _read_json(options.tables, expected, _is_table)
+    published = None
+    if options.published:
+        published = _read_published(options.published, inputs.seen.shape)
+
+    shuffled = []
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        vectors = [random.permutation(rows) for rows in inputs.vectors]
+        shuffled.append(_scored(inputs, vectors, options))
+    rows = {"these vectors": [scores], "shuffled vectors": shuffled}
+    if published is not None:
+        rows["published"] = [published]
+
+    table = {}
+    for title, runs in rows.items():
+        table[title] = []
+        for run in runs:
+            table[title].append(agreement(
+                run, inputs.seen, inputs.states, inputs.objects,
+                occurring=inputs.occurring, published=published, tables=tables))
+    _print_figures(table)
+
+
+def _read_published(path, shape):
+    """(S, O) published scores; a file may hold them as one row."""
+    published, = _arrays(path, "feasibility")
+    if published.shape not in (shape, (shape[0] * shape[1],)):
+        raise ValueError(f"{path}: feasibility is {published.shape}; expected {shape}")
+    return published.reshape(shape)
+
+
+def _print_figures(table):
+    """{title: [{figure: value}, ...]} as a table, mean ± std where a title has several."""
     figures = list(table["these vectors"][0])
-    print(f"| scores of | {' | '.join(figures)} |\n|{' --- |' * (len(figures) + 1)}")
+    print(f"| scores of | {' | '.join(figures)} |")
+    print("|" + " --- |" * (len(figures) + 1))
     for title, runs in table.items():
-        columns = ([run[figure] for run in runs] for figure in figures)
-        cells = (f"{np.mean(values):.3g}" + f" ± {np.std(values):.1g}" * (len(runs) > 1) for values in columns)
-        print(f"| {title} | {' | '.join(cells)} |")
+        cells = [title]
+        for figure in figures:
+            values = [run[figure] for run in runs]
+            cell = f"{np.mean(values):.3g}"
+            if len(values) > 1:
+                cell += f" ± {np.std(values):.1g}"
+            cells.append(cell)
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Images to features: torchvision's preprocessing, ResNet-18 in plain PyTorch, extraction with a cache that resumes.
+"""Images to features: torchvision's preprocessing, ResNet-18 in plain PyTorch, a resuming cache.
 
     python features.py utzappos --data-root data    # leaves data/ut-zap50k/features.npz
     python features.py FOLDER --weights FILE --respect-orientation
+    torchrun --standalone --nproc-per-node 2 features.py FOLDER    # each process takes its share
 
 The backbone is frozen, as in the paper: features are computed once and never trained.
 Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (height, width, 3).
@@ -9,13 +10,22 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 
 import argparse
 import copy
+import datetime
 import hashlib
+import io
 import os
+import re
 import sys
+import tempfile
 import time
+import warnings
+import zlib
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,25 +35,53 @@ from torch import nn
 import common
 import data
 
-WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"  # the last 8 digits begin its SHA-256
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, by channel
+# The last 8 digits begin the file's SHA-256.
+WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+WEIGHTS_DIGITS = 8
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
+
+
+# ---- preprocessing -------------------------------------------------------------------------------
 
 
 def _rgb(image):
-    """PIL's conversion, except that 16-bit greys (`I`, `I;16`), of which it makes white, keep their upper 8 bits."""
+    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
+
+    PIL alone would make white and black of these. ValueError: floats that are neither in [0, 1]
+    nor up to 255.
+    """
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        values = np.asarray(image) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.asarray(image)
+        low = values.min()
+        high = values.max()
+        if not high <= 255 or not np.isfinite(low):
+            raise ValueError(f"floats from {low:g} to {high:g}, expected [0, 1] or [0, 255]")
+        if 0 <= low and high <= 1:
+            image = Image.fromarray((255 * values).round().astype(np.uint8))
     return image.convert("RGB")
 
 
 def _crop(image):
-    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224, rounded as torchvision rounds."""
+    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+
+    Rounded as torchvision rounds.
+    """
     image = _rgb(image)
     short, long = sorted(image.size)
     long = int(256 * long / short)
-    image = image.resize((256, long) if image.width <= image.height else (long, 256), Image.Resampling.BILINEAR)
-    left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
+    if image.width <= image.height:
+        size = (256, long)
+    else:
+        size = (long, 256)
+    image = image.resize(size, Image.Resampling.BILINEAR)
+    left = round((image.width - 224) / 2)
+    top = round((image.height - 224) / 2)
     return np.array(image.crop((left, top, left + 224, top + 224)))
 
 
@@ -53,35 +91,46 @@ def _thumbnail(image):
 
 
 def _normalise(crops):
-    """(B,224,224,3) uint8 -> (B,3,224,224) float32, channels last in memory; torchvision's operations in its order."""
+    """(B,224,224,3) uint8 -> (B,3,224,224) float32, channels last in memory.
+
+    torchvision's operations in its order.
+    """
     batch = crops.permute(0, 3, 1, 2).float().div_(255)
-    for channel, mean, std in zip(batch.unbind(1), MEAN, STD):  # plain numbers: a GPU need not wait for tensors of them
-        channel.sub_(mean).div_(std)
+    for channel, mean, std in zip(batch.unbind(1), MEAN, STD):
+        channel.sub_(mean).div_(std)  # plain numbers: a GPU need not wait for tensors of them
     return batch
 
 
 def preprocess(image):
-    """PIL image -> (3,224,224) float32, what torchvision's Resize(256), CenterCrop(224), ToTensor, Normalize give.
+    """PIL image -> (3,224,224) float32: torchvision's Resize(256), CenterCrop(224), Normalize.
 
-    Any mode becomes RGB by PIL's `convert` (16-bit greys by their upper 8 bits). Orientation tags are ignored, as in
-    published features: apply `PIL.ImageOps.exif_transpose` first if they should count.
+    Any mode becomes RGB by PIL's `convert` (16-bit greys by their upper 8 bits, floats in [0, 1]
+    times 255). Orientation tags are ignored, as in published features: apply
+    `PIL.ImageOps.exif_transpose` first if they should count.
     """
     return _normalise(torch.from_numpy(_crop(image))[None])[0].contiguous()
 
 
 def pixels(image):
-    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, of mean 0 and deviation 1; the built-in dataset's feature."""
+    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, of mean 0 and deviation 1.
+
+    The feature of the built-in dataset.
+    """
     return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
 
 
 def _standardise(crops):
-    """(B,16,16,3) uint8 -> (B,768) float32, each row of mean 0 and deviation 1 (of a plain image: zeros)."""
+    """(B,16,16,3) uint8 -> (B,768) float32, each row of mean 0, deviation 1 (plain images: 0)."""
     rows = crops.flatten(1).float()
-    return (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True, correction=0).clamp_min(1)
+    centred = rows - rows.mean(1, keepdim=True)
+    return centred / rows.std(1, keepdim=True, correction=0).clamp_min(1)
+
+
+# ---- ResNet-18 -----------------------------------------------------------------------------------
 
 
 class _Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, which is a strided 1 x 1 convolution where the shape changes."""
+    """Two 3 x 3 convolutions beside a shortcut: a strided 1 x 1 one where the shape changes."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -92,15 +141,19 @@ class _Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = None
         if stride > 1:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, x):
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        if self.downsample is not None:
+            x = self.downsample(x)
+        return self.relu(y + x)
 
 
 def resnet18():
-    """An untrained ResNet-18 (He et al., 2016) without its classifier: (N,3,224,224) -> (N,512) pooled features.
+    """An untrained ResNet-18 (He et al., 2016) without its classifier: (N,3,224,224) -> (N,512).
 
     Parameters have torchvision's names (`conv1.weight`, `layer2.0.downsample.0.weight`, ...).
     """
@@ -108,77 +161,257 @@ def resnet18():
         return nn.Sequential(_Block(inputs, outputs, stride), _Block(outputs, outputs, 1))
 
     return nn.Sequential(OrderedDict(
-        conv1=nn.Conv2d(3, 64, 7, 2, 3, bias=False), bn1=nn.BatchNorm2d(64), relu=nn.ReLU(inplace=True),
-        maxpool=nn.MaxPool2d(3, 2, 1), layer1=layer(64, 64, 1), layer2=layer(64, 128), layer3=layer(128, 256),
-        layer4=layer(256, 512), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
+        conv1=nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        bn1=nn.BatchNorm2d(64),
+        relu=nn.ReLU(inplace=True),
+        maxpool=nn.MaxPool2d(3, 2, 1),
+        layer1=layer(64, 64, 1),
+        layer2=layer(64, 128),
+        layer3=layer(128, 256),
+        layer4=layer(256, 512),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten()))
+
+
+def _weights_digits():
+    """The first digits of the published file's SHA-256, from its name."""
+    return Path(WEIGHTS_URL).stem[-WEIGHTS_DIGITS:]
 
 
 def _weights_file(weights=None):
     """The file given, else where torch hub keeps the published one (it may not be there yet)."""
-    if weights and not Path(weights).is_file():
-        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, or none for torch hub's")
-    return Path(weights or Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2]))
+    if not weights:
+        return Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2])
+    if not Path(weights).is_file():
+        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, "
+                                "or none for torch hub's")
+    return Path(weights)
+
+
+def unwrap(stored):
+    """The dict of parameters in what a training loop saved.
+
+    It may be nested under `state_dict`, `model_state_dict`, `model` or `net`, and its names may
+    begin with `module.` (data parallel) or `backbone.` (then other parts, a head, are left out).
+    ValueError: it is no dict of parameters.
+
+    >>> unwrap({"epoch": 3, "net": {"module.conv1.weight": 0}})
+    {'conv1.weight': 0}
+    >>> unwrap({"backbone.bn1.bias": 1, "head.bias": 2})
+    {'bn1.bias': 1}
+    """
+    if torch.is_tensor(stored):
+        raise ValueError(f"one tensor {tuple(stored.shape)}, expected a dict of parameters by name")
+    if not isinstance(stored, dict):
+        raise ValueError(f"a {type(stored).__name__}, expected a dict of parameters by name")
+    for name in NESTED:
+        if isinstance(stored.get(name), dict):
+            return unwrap(stored[name])
+    names = [name for name in stored if isinstance(name, str)]
+    if names and all(name.startswith("module.") for name in names):
+        return unwrap({name.removeprefix("module."): stored[name] for name in names})
+    inside = [name for name in names if name.startswith("backbone.")]
+    if inside:
+        return unwrap({name.removeprefix("backbone."): stored[name] for name in inside})
+    return stored
 
 
 def load_backbone(weights=None):
-    """ResNet-18, frozen, with weights of a file, else of torch hub's cache, else of a download checked by its hash.
+    """ResNet-18, frozen, with weights of a file, else of torch hub's cache, else of a download.
 
-    The file is a state dict under torchvision's names; its classifier (`fc`) is dropped. Raises OSError if there is no
-    such file or the download fails, ValueError if the file holds something else.
+    The download is checked by its hash. The file is a state dict under torchvision's names, plain
+    or as `unwrap` reads it; its classifier (`fc`) is dropped. Raises OSError if there is no such
+    file or the download fails, ValueError if the file holds something else.
     """
     path = _weights_file(weights)
     if weights is None and not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(WEIGHTS_URL, path, WEIGHTS_URL[-12:-4], progress=sys.stderr.isatty())
-        except (OSError, RuntimeError) as error:  # RuntimeError: another hash
-            raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} elsewhere and put it "
-                          f"at {path}, or name the file by --weights FILE") from error
-    state, model = data.load_tensors(path), resnet18()
+        _download_weights(path)
+    stored = data.load_tensors(path)
+    model = resnet18()
     try:
-        model.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
-    except (RuntimeError, AttributeError) as error:
+        parameters = unwrap(stored)
+        parameters = {name: value for name, value in parameters.items()
+                      if not str(name).startswith("fc.")}
+        model.load_state_dict(parameters)
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not the parameters of a ResNet-18 under torchvision's names "
                          f"({' '.join(str(error).split())[:300]})") from error
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
 
 
+def _download_weights(path):
+    """Fetch the published weights; OSError says where else to get them and where to put them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(WEIGHTS_URL, path, _weights_digits(),
+                                       progress=sys.stderr.isatty())
+    except (OSError, RuntimeError) as error:  # RuntimeError: another hash
+        raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} "
+                      f"elsewhere and put it at {path}, or name the file by --weights FILE"
+                      ) from error
+
+
 def pick_device(name="auto"):
-    """The torch.device "auto" (the best there is), "cpu", "cuda", "cuda:1", "mps"; ValueError if it is not there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """The torch.device of "auto" (the best there is), "cpu", "cuda", "cuda:1", "mps".
+
+    Under torchrun "auto" and "cuda" are the process's own GPU. ValueError: it is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(),
+             "mps": torch.backends.mps.is_available(),
+             "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind in there if there[kind]))
+        name = next(kind for kind in there if there[kind])
     kind, _, number = str(name).partition(":")
     if kind not in there or number and not number.isdigit():
         raise ValueError(f"no such device: {name!r}; choose auto, cpu, cuda or mps")
     if not there[kind] or kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(f"PyTorch {torch.__version__} finds no device {name!r} on this machine; choose auto or cpu")
+        raise ValueError(f"PyTorch {torch.__version__} finds no device {name!r} on this machine; "
+                         "choose auto or cpu")
+    if kind == "cuda" and not number and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     return torch.device(name)
 
 
-def _decode(path, crop, shrink, upright):
-    """Write what `shrink` makes of one image file into an array; return why it cannot be read, or None."""
+# ---- reading images ------------------------------------------------------------------------------
+
+
+class _Photo(NamedTuple):
+    """What reading an image file told."""
+
+    problem: str | None     # why it cannot be read
+    is_turned: bool         # an orientation tag says that it is not stored upright
+    digest: str             # equal for files of equal bytes
+
+
+def _decode(path, crop, shrink, upright, limit=None):
+    """Write what `shrink` makes of one image file into an array, unless it cannot be read: _Photo.
+
+    limit: the most pixels of an image as it is, or with its short side brought to 256.
+    """
+    path = Path(path)
+    digest = ""
+    is_turned = False
     try:
-        with Image.open(path) as image:
-            (short, long), limit = sorted(image.size), Image.MAX_IMAGE_PIXELS
-            if limit and max(short, 256 * 256 / short) * long > limit:  # as it is, or with a short side of 256
-                return f"a decompression bomb of {image.width:,} x {image.height:,} pixels?"
-            crop[:] = shrink(ImageOps.exif_transpose(image) if upright else image)
-    except FileNotFoundError:
-        return "not there"
+        if not path.exists():
+            return _Photo("not there", False, "")
+        if not path.is_file():
+            return _Photo("no plain file", False, "")
+        content = path.read_bytes()
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        with Image.open(io.BytesIO(content)) as image:
+            short, long = sorted(image.size)
+            if limit and max(short, 256 * 256 / short) * long > limit:
+                return _Photo(f"{image.width:,} x {image.height:,} pixels, over the limit of "
+                              f"{limit:,} at a short side of 256 or more; a decompression bomb? "
+                              "--max-pixels N lifts the limit", False, digest)
+            is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
+            if upright:
+                image = ImageOps.exif_transpose(image)
+            crop[:] = shrink(image)
     except UnidentifiedImageError:
-        return "not an image"
+        return _Photo("not an image", is_turned, digest)
     except Exception as error:  # decoders of broken files raise all sorts
-        return str(error) or repr(error)
+        return _Photo(str(error) or repr(error), is_turned, digest)
+    return _Photo(None, is_turned, digest)
+
+
+@contextmanager
+def _pixel_limit(max_pixels):
+    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
+
+    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
+    the limit is refused, so Pillow's is lifted, and its warning silent, for the time being.
+    """
+    if max_pixels is not None and max_pixels < 1:
+        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
+    pillows = Image.MAX_IMAGE_PIXELS
+    limit = max_pixels
+    if limit is None and pillows is not None:
+        limit = 2 * pillows
+    Image.MAX_IMAGE_PIXELS = limit
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            yield limit
+    finally:
+        Image.MAX_IMAGE_PIXELS = pillows
+
+
+# ---- extraction ----------------------------------------------------------------------------------
+
+
+class _Recipe(NamedTuple):
+    """How images become features."""
+
+    shrink: Callable                # PIL image -> what fills a place
+    room: Callable                  # number of images -> as many places, for threads to fill
+    gather: Callable                # places, which of them are good -> a batch on the CPU
+    network: Callable               # that batch on the device -> (B, F)
+
+
+def _recipe(backbone, own_preprocess, device):
+    """The recipe of a module, any callable, or "pixels"; with the caller's preprocessing or ours.
+
+    The caller's module stays where and as it is.
+    """
+    if isinstance(backbone, nn.Module):
+        backbone = copy.deepcopy(backbone).to(device).eval()
+    if own_preprocess is not None:
+        # A transform's tensors may have any shape, so that places are lists of one tensor.
+        def shrink(image):
+            tensor = own_preprocess(_rgb(image))
+            if not torch.is_tensor(tensor):
+                raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
+            return [tensor]
+
+        return _Recipe(shrink, lambda count: [[None] for _ in range(count)], _stack, backbone)
+
+    shrink = _crop
+    shape = (224, 224, 3)
+
+    def network(crops):
+        return backbone(_normalise(crops))
+
+    if isinstance(backbone, str):
+        if backbone != "pixels":
+            raise ValueError(f"backbone {backbone!r}: expected a module, a callable or 'pixels'")
+        shrink = _thumbnail
+        shape = (16, 16, 3)
+        network = _standardise
+
+    def room(count):
+        return torch.empty((count, *shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    return _Recipe(shrink, room, _choose, network)
+
+
+def _choose(crops, is_good):
+    """Of (B,...) crops those that are good, without a copy if all are."""
+    if all(is_good):
+        return crops
+    return crops[is_good]
+
+
+def _stack(places, is_good):
+    """Of lists of one tensor each those that are good, as one tensor (B, ...)."""
+    tensors = [place[0] for place, good in zip(places, is_good) if good]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError("preprocess makes tensors of several shapes, expected one: "
+                         f"{data.some(sorted(shapes))}")
+    return torch.stack(tensors)
 
 
 def _cores():
     """How many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _behind(items, count):
-    """The same items, each handed on when `count` later ones have been begun: so that their work overlaps."""
+    """The same items, each handed on when `count` later ones have been begun: their work overlaps.
+    """
     begun = deque()
     for item in items:
         begun.append(item)
@@ -187,209 +420,618 @@ def _behind(items, count):
     yield from begun
 
 
-def _batches(files, backbone, device, batch_size, upright):
-    """Of the images {name: path}, yield batch by batch {name: feature (F,) float32} and {name: why it cannot be read}.
+class _Batch(NamedTuple):
+    """Images on their way through the network."""
 
-    Threads decode a few batches ahead of the network (PIL releases the interpreter while it decodes and resizes), and
-    features are fetched when the next batch is under way, so that a GPU need not wait for Python.
-    """
-    names, device, broken = list(files), pick_device(device), 0
+    photos: dict[str, _Photo]
+    good: list[str]                 # names of the images that could be read
+    features: torch.Tensor          # (good, F), on the CPU once `copied` has happened
+    copied: torch.cuda.Event | None
+
+
+def _launch(recipe, device, names, places, answers):
+    """Wait for the decoding of a batch and start the network on it: _Batch."""
+    photos = {name: answer.result() for name, answer in zip(names, answers)}
+    good = [name for name in names if photos[name].problem is None]
+    if not good:
+        return _Batch(photos, good, torch.zeros(0, 0), None)
     gpu = device.type == "cuda"
+    batch = recipe.gather(places, [photos[name].problem is None for name in names])
+    # The same numbers each time, and those of the CPU as far as possible.
+    exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    with torch.inference_mode(), exact:
+        features = recipe.network(batch.to(device, non_blocking=gpu))
+        if not torch.is_tensor(features) or features.ndim != 2 or len(features) != len(good):
+            shape = tuple(features.shape) if torch.is_tensor(features) else type(features).__name__
+            raise ValueError(f"the backbone makes {shape} of {len(good)} images, not (B, F)")
+        features = features.float().to("cpu", non_blocking=gpu)
+    copied = torch.cuda.current_stream(device).record_event() if gpu else None
+    return _Batch(photos, good, features, copied)
+
+
+def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None):
+    """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
+
+    Threads decode a few batches ahead of the network (PIL releases the interpreter while it
+    decodes and resizes), and features are fetched when the next batch is under way, so that a GPU
+    need not wait for Python.
+    """
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
-    shrink, shape, network = _crop, (224, 224, 3), lambda crops: backbone(_normalise(crops))
-    if isinstance(backbone, nn.Module):
-        backbone = copy.deepcopy(backbone).to(device).eval()  # the caller's stays where and as it is
-    elif backbone == "pixels":
-        shrink, shape, network = _thumbnail, (16, 16, 3), _standardise
-
-    def decode(first):
-        some = names[first:first + batch_size]
-        crops = torch.empty((len(some), *shape), dtype=torch.uint8, pin_memory=gpu)
-        return some, crops, [pool.submit(_decode, files[name], crop, shrink, upright)
-                             for name, crop in zip(some, crops.numpy())]
-
-    def launch(batch):
-        some, crops, answers = batch
-        bad = {name: why for name, answer in zip(some, answers) if (why := answer.result())}
-        good = [name for name in some if name not in bad]
-        crops = crops[[name not in bad for name in some]] if bad else crops
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-            features = network(crops.to(device, non_blocking=gpu)).float() if good else torch.zeros(0, 0)
-            features = features.to("cpu", non_blocking=gpu)
-        return good, features, bad, torch.cuda.current_stream(device).record_event() if gpu else None
-
+    data.photo_suffixes()  # lets Pillow's plugins (HEIC, AVIF), if installed, open images
+    device = pick_device(device)
+    recipe = _recipe(backbone, own_preprocess, device)
+    rank, processes = _rank()
+    names = list(files)
     workers = _cores()
-    with ThreadPoolExecutor(workers) as pool, common.Progress("extracting", len(names), "images") as progress:
-        decoded = _behind(map(decode, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
-        for good, features, bad, copied in _behind(map(launch, decoded), 1):
-            if copied:
-                copied.synchronize()
-            if features.ndim != 2 or len(features) != len(good):
-                raise ValueError(f"the backbone makes {tuple(features.shape)} of {len(good)} images, not (B, F)")
-            yield dict(zip(good, features.numpy())), bad
-            broken += len(bad)
-            progress.update(len(good) + len(bad), note=f"{broken:,} cannot be read" if broken else "")
+    pool = ThreadPoolExecutor(workers)
+
+    def begin(first):
+        chosen = names[first:first + batch_size]
+        places = recipe.room(len(chosen))
+        # Arrays share the memory of the tensor's rows.
+        rooms = places.numpy() if torch.is_tensor(places) else places
+        answers = []
+        for name, place in zip(chosen, rooms):
+            answers.append(pool.submit(_decode, files[name], place, recipe.shrink, upright, limit))
+        return chosen, places, answers
+
+    decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
+    launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
+    broken = 0
+    try:
+        with common.Progress("extracting", processes * len(names), "images") as progress:
+            if rank > 0:
+                progress.on = False  # the first process speaks for all
+            for batch in launched:
+                if batch.copied:
+                    batch.copied.synchronize()
+                yield dict(zip(batch.good, batch.features.numpy())), batch.photos
+                broken += len(batch.photos) - len(batch.good)
+                note = f"{broken:,} cannot be read" if broken else ""
+                progress.update(processes * len(batch.photos), note=note)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _some(names, limit=20):
-    """The first names, of a dict with what it says of each, and how many more there are."""
-    first = [f"{name} ({names[name]})" if isinstance(names, dict) else str(name) for name in list(names)[:limit]]
-    return ", ".join(first) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
+def _with_reasons(broken):
+    """{name: why} as texts."""
+    return [f"{name} ({why})" for name, why in broken.items()]
 
 
 def _check(broken, total, skip, where=""):
-    """ValueError naming the images {name: why} of `total` that have no features, unless they may be skipped."""
+    """ValueError naming the images {name: why} of `total` without features, unless skipped."""
     if broken and (not skip or len(broken) == total):
-        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {_some(broken)}; mend "
-                         "them or leave them out, as --skip-broken does with those of a dataset")
+        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: "
+                         f"{data.some(_with_reasons(broken), 20)}; mend them or leave them out, as "
+                         "--skip-broken does with those of a dataset")
 
 
-def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False, skip_broken=False):
-    """Image files, or one, -> (N,F) float32 features. Raises one ValueError that names all files that cannot be read.
+def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False,
+            skip_broken=False, preprocess=None, max_pixels=None):
+    """Image files, or one, -> (N,F) float32 features.
 
-    backbone: None, ResNet-18 with its published weights; a module or any callable, (B,3,224,224) float32 on the device,
-    as `preprocess` makes them, -> (B,F); or "pixels". respect_orientation: turn photos upright first by their EXIF tag.
-    skip_broken: rows of unreadable files are NaN. To train on features of your own backbone, save
+    backbone: None, ResNet-18 with its published weights; a module or any callable, (B,3,224,224)
+    float32 on the device, as `preprocess` makes them, -> (B,F); or "pixels".
+    preprocess: any function from a PIL image (RGB) to a tensor, as torchvision, timm and open_clip
+    hand out; the backbone then gets a batch of these.
+    respect_orientation: turn photos upright first by their EXIF tag.
+    skip_broken: rows of unreadable files are NaN; otherwise one ValueError names them all.
+    max_pixels: the largest photo that is read (default 179 million pixels).
+
+    To train on features of your own backbone, save
     `np.savez(FILE, files=names, features=extract(paths, backbone=...))` and pass `--features FILE`.
     """
-    paths, rows, broken = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths), {}, {}
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    paths = list(paths)
     if not paths:
         raise ValueError("no images to extract features of: expected a list of one path or more")
-    backbone = load_backbone() if backbone is None else backbone
-    for good, bad in _batches(dict(enumerate(paths)), backbone, device, batch_size, respect_orientation):
-        rows.update(good)
-        broken.update(bad)
-    _check({paths[row]: why for row, why in broken.items()}, len(paths), skip_broken)
+    if backbone is None:
+        backbone = load_backbone()
+    rows = {}
+    broken = {}
+    with _pixel_limit(max_pixels) as limit:
+        for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
+                                         respect_orientation, limit, preprocess):
+            rows.update(features)
+            for row, photo in photos.items():
+                if photo.problem is not None:
+                    broken[paths[row]] = photo.problem
+    _check(broken, len(paths), skip_broken)
     nan = np.full_like(next(iter(rows.values())), np.nan)
     return np.stack([rows.get(row, nan) for row in range(len(paths))])
 
 
+# ---- several processes ---------------------------------------------------------------------------
+
+
+def _rank():
+    """(rank, number of processes), as torchrun puts them into the environment; (0, 1) without."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+@contextmanager
+def _together(processes):
+    """A function that hands every process the list of what each gave; it waits for the last one.
+
+    Extraction may take days, so does the wait. Should a process die, torchrun ends the others.
+    """
+    if processes == 1:
+        yield lambda value: [value]
+        return
+    from torch import distributed
+    patience = datetime.timedelta(days=30)
+    is_ours = not distributed.is_initialized()
+    if is_ours:
+        distributed.init_process_group("gloo", timeout=patience)
+        group = distributed.group.WORLD
+    else:  # that of a training, perhaps nccl's, which is for tensors on GPUs
+        group = distributed.new_group(backend="gloo", timeout=patience)
+
+    def gather(value):
+        values = [None] * processes
+        distributed.all_gather_object(values, value, group=group)
+        return values
+
+    try:
+        yield gather
+    finally:
+        distributed.destroy_process_group(None if is_ours else group)
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
 def describe(weights, upright):
-    """What cached features depend on, in words: backbone, weights (8 digits of their SHA-256), preprocessing."""
-    path, digits = _weights_file(weights), WEIGHTS_URL[-12:-4]
+    """What cached features depend on, in words: backbone, weights, preprocessing.
+
+    The weights by 8 digits of their SHA-256.
+    """
+    path = _weights_file(weights)
+    digits = _weights_digits()
     if weights is not None or path.exists():
-        digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    return f"ResNet-18 (weights {digits}), 224 of 256 pixels{', upright' if upright else ''}"
+        digits = hashlib.sha256(path.read_bytes()).hexdigest()[:WEIGHTS_DIGITS]
+    turned = ", upright" if upright else ""
+    return f"ResNet-18 (weights {digits}), 224 of 256 pixels{turned}"
+
+
+class _Row(NamedTuple):
+    """What a cache holds of an image."""
+
+    feature: np.ndarray     # (F,)
+    stamp: tuple            # size and time of change of the file, by which a new one is noticed
+    is_turned: bool         # its orientation tag says that it is not stored upright
+    digest: str             # equal for files of equal bytes; empty in caches of earlier versions
+
+
+class _Cache(NamedTuple):
+    """What a file of cached features holds."""
+
+    path: Path
+    key: str                # of `describe`
+    weights: str            # the file that was named by --weights, or ""
+    rows: dict[str, _Row]
 
 
 def _stamp(path):
-    """Size and time of change of a file, by which a new version is noticed; None where there is no file."""
-    return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
+    """(size, time of change in ns) of a file, None where there is no file."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def _cached(path, key, stamps):
-    """{name: feature} of a cache, if it is there and has this key, without images that are gone or changed since."""
-    stored = data.read_features(path) if path.exists() else {}
-    if str(stored.get("key")) != key:
-        return {}
-    return {name: feature for name, feature, stamp in zip(stored["files"], stored["features"], stored["stamps"])
-            if stamps.get(name) == tuple(stamp)}
-
-
-def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype):
-    """Extract what a dataset's cache lacks, or has with another key or of an older image; go on where a kill left it.
-
-    Returns {name: feature} and {name: why it cannot be read}.
-    """
-    cache, partial = dataset.folder / "features.npz", dataset.folder / "features.partial.npz"
-    key, files = describe(weights, upright), {name: dataset.path(name) for name in names}
-    stamps = {name: _stamp(path) for name, path in files.items()}
-    rows, broken = _cached(cache, key, stamps) | _cached(partial, key, stamps), {}
-    todo = {name: path for name, path in files.items() if name not in rows}
-    if not todo:
-        return rows, broken
-    dtype = dtype or next((feature.dtype for feature in rows.values()), np.float32)
-
-    def save():
-        with common.writing(partial, "wb") as file:
-            np.savez(file, files=list(rows), features=np.stack(list(rows.values())).astype(dtype), key=key,
-                     stamps=[stamps[name] for name in rows])
-
-    saved, known = time.monotonic(), len(rows)
+def _is_cache(path):
+    """Whether a file of features is one that extraction made here."""
+    if path.suffix != ".npz":
+        return False
     try:
-        for good, bad in _batches(todo, load_backbone(weights), device, batch_size, upright):
-            rows.update((name, feature.astype(dtype)) for name, feature in good.items())
-            broken.update(bad)
-            if time.monotonic() - saved > SAVE_EVERY:
-                save()
+        with np.load(path, allow_pickle=False) as stored:
+            return "stamps" in stored.files
+    except Exception:  # of NumPy and zip; reading it says what is wrong
+        return False
+
+
+def _read_cache(path):
+    """The cache in a file: _Cache. ValueError names a damaged file."""
+    try:
+        stored = data.read_features(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; a cache may be removed, it is then made again") from error
+    count = len(stored["files"])
+    turned = stored.get("turned", np.zeros(count, bool)).tolist()
+    digests = stored.get("digests", np.full(count, "")).tolist()
+    stamps = [tuple(stamp) for stamp in np.asarray(stored["stamps"]).tolist()]
+    rows = {}
+    for name, *row in zip(stored["files"], stored["features"], stamps, turned, digests):
+        rows[name] = _Row(*row)
+    return _Cache(path, str(stored.get("key")), str(stored.get("weights", "")), rows)
+
+
+def _write_cache(cache, dtype):
+    """Write a file of cached features, whole or not at all."""
+    rows = cache.rows.values()
+    features = np.stack([row.feature for row in rows]).astype(dtype)
+    with common.writing(cache.path, "wb") as file:
+        np.savez(file, files=list(cache.rows), features=features, key=cache.key,
+                 weights=cache.weights, stamps=[row.stamp for row in rows],
+                 turned=[row.is_turned for row in rows], digests=[row.digest for row in rows])
+
+
+def _partial(path, rank=None):
+    """Where a process keeps what it has of an unfinished extraction; a pattern for all of them."""
+    if rank is None:
+        return f"{path.stem}.partial*.npz"
+    if rank == 0:
+        return path.with_name(f"{path.stem}.partial.npz")
+    return path.with_name(f"{path.stem}.partial-{rank}.npz")
+
+
+def _partials(path):
+    """The files that unfinished extractions left beside a cache."""
+    return sorted(path.parent.glob(_partial(path)))
+
+
+def _cache_places(dataset, cache, fallback):
+    """Where a dataset's cache may lie, the preferred place first."""
+    places = [dataset.folder / "features.npz"]
+    if fallback is not None:
+        places.append(Path(fallback, f"{dataset.name}-features.npz"))
+    if cache is not None:
+        places.insert(0, Path(cache, f"{dataset.name}-features.npz"))
+    return places
+
+
+def _writable_place(dataset, cache, fallback):
+    """(where the cache is to be written, a note if that was not asked for), found by trying.
+
+    OSError: nowhere.
+    """
+    places = _cache_places(dataset, cache, fallback)
+    if cache is not None:
+        places = places[:1]
+    for place in places:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place.parent):
+                pass
+        except OSError as error:
+            problem = error
+            continue
+        if place.parent in (dataset.folder, Path(cache or dataset.folder)):
+            return place, []
+        return place, [f"{dataset.folder} cannot be written: features are cached in {place}"]
+    raise OSError(f"cannot cache features in {places[-1].parent} ({problem.strerror or problem}): "
+                  "name a folder that can be written by --cache DIR")
+
+
+def _rows_of(caches, key, stamps):
+    """{name: _Row} of the caches with this key, without images that are gone or changed since."""
+    rows = {}
+    for cache in caches:
+        if cache.key != key:
+            continue
+        for name, row in cache.rows.items():
+            if stamps.get(name) == row.stamp:
+                rows[name] = row
+    return rows
+
+
+def _without_weights(key):
+    """A key without the digits of its weights."""
+    return re.sub(r"weights \w+", "weights", key)
+
+
+def _choose_weights(weights, upright, caches, stamps):
+    """(weights file or None, key, {name: _Row} of that key): whose features to use.
+
+    With no weights named, those of any weights' cache are good, if it is whole or its weights
+    file is still there.
+    """
+    if weights is not None:
+        key = describe(weights, upright)
+        return weights, key, _rows_of(caches, key, stamps)
+    own_key = describe(None, upright)
+    for cache in caches:
+        if _without_weights(cache.key) != _without_weights(own_key):
+            continue
+        rows = _rows_of(caches, cache.key, stamps)
+        if all(name in rows for name in stamps):
+            return None, cache.key, rows
+        if cache.weights and Path(cache.weights).is_file():
+            if describe(cache.weights, upright) == cache.key:
+                return Path(cache.weights), cache.key, rows
+    return None, own_key, _rows_of(caches, own_key, stamps)
+
+
+def _load_backbone(weights, caches):
+    """`load_backbone`; where that fails for lack of weights, caches of other weights are mentioned.
+    """
+    try:
+        return load_backbone(weights)
+    except OSError as error:
+        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
+        if not others:
+            raise
+        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
+                      f"weights or preprocessing, are in {data.some(others)}") from error
+
+
+def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cache, fallback,
+             max_pixels):
+    """Extract what a dataset's caches lack, or have with another key or of an older image.
+
+    Goes on where a kill left it. Returns {name: _Row}, {name: why it cannot be read}, the key,
+    and notes.
+    """
+    files = {name: dataset.path(name) for name in names}
+    stamps = {name: _stamp(path) for name, path in files.items()}
+    rank, processes = _rank()
+    with _together(processes) as gather:
+        found = []
+        for place in _cache_places(dataset, cache, fallback):
+            found += [path for path in (place, *_partials(place)) if path.exists()]
+        caches = [_read_cache(path) for path in dict.fromkeys(found) if _is_cache(path)
+                  or ".partial" in path.name]
+        weights, key, rows = _choose_weights(weights, upright, caches, stamps)
+        todo = [name for name in names if name not in rows]
+        _check_shared(gather, dataset, todo)
+        if not todo and not any(".partial" in path.name for path in found):
+            return rows, {}, key, []
+
+        path, notes = _writable_place(dataset, cache, fallback)
+        if dtype is None:
+            dtype = next((row.feature.dtype for row in rows.values()), np.float32)
+        whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
+        if rank == 0 and rows and _partials(path):
+            # What other processes left goes into the first one's file before theirs are rewritten.
+            _write_cache(whole._replace(path=_partial(path, 0)), dtype)
+            _remove(set(_partials(path)) - {_partial(path, 0)})
+        gather("the partial files are one")
+
+        share = {name: files[name] for name in todo[rank::processes]}
+        mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
+        broken = {}
+        if todo:
+            if rank == 0:  # which alone downloads
+                backbone = _load_backbone(weights, caches)
+            gather("the weights are there")
+            if rank > 0:
+                backbone = _load_backbone(weights, caches)
+            with _pixel_limit(max_pixels) as limit:
+                batches = _batches(share, backbone, device, batch_size, upright, limit)
+                broken = _fill(mine, batches, stamps, dtype)
+        for others in gather(broken):
+            broken = broken | others
+        if rank == 0:
+            parts = [_read_cache(part) for part in _partials(path)]
+            rows = rows | _rows_of(parts, key, stamps) | mine.rows
+            if rows:
+                _write_cache(whole._replace(rows=rows), dtype)
+            _remove(_partials(path))
+        gather("the cache is whole")
+        if rank > 0 and path.exists():
+            rows = _rows_of([_read_cache(path)], key, stamps)
+    return rows, broken, key, notes
+
+
+def _fill(cache, batches, stamps, dtype):
+    """Add what batches bring to the cache's rows, saving it now and then and whatever happens.
+
+    Returns {name: why it cannot be read}.
+    """
+    broken = {}
+    known = len(cache.rows)
+    saved = time.monotonic()
+    try:
+        for features, photos in batches:
+            for name, photo in photos.items():
+                if photo.problem is not None:
+                    broken[name] = photo.problem
+                    continue
+                feature = features[name].astype(dtype)
+                cache.rows[name] = _Row(feature, stamps[name], photo.is_turned, photo.digest)
+            if time.monotonic() - saved > SAVE_EVERY and len(cache.rows) > known:
+                _write_cache(cache, dtype)
                 saved = time.monotonic()
     finally:  # of an interrupted extraction too
-        if len(rows) > known:
-            save()
-    if len(rows) > known:
-        os.replace(partial, cache)
-    return rows, broken
+        if len(cache.rows) > known:
+            _write_cache(cache, dtype)
+    return broken
 
 
-def load_features(dataset, *, file=None, weights=None, device="auto", batch_size=64, respect_orientation=False,
-                  skip_broken=False, dtype=None):
+def _remove(paths):
+    """Remove files."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _check_shared(gather, dataset, todo):
+    """OSError unless all processes see the same images and caches."""
+    sums = gather((len(todo), zlib.crc32("\n".join(todo).encode())))
+    if len(set(sums)) > 1:
+        counts = [f"{count:,}" for count, _ in sums]
+        raise OSError(f"{dataset.folder}: the processes lack features of {', '.join(counts)} "
+                      "images, by rank; expected the same ones: data and cache need a folder that "
+                      "all of them share")
+
+
+# ---- features of a dataset -----------------------------------------------------------------------
+
+
+def load_features(dataset, *, file=None, weights=None, device="auto", batch_size=64,
+                  respect_orientation=False, skip_broken=False, dtype=None, cache=None,
+                  fallback=None, max_pixels=None):
     """Features of a dataset's images: (dataset, {phase: (N,F) float32}, what they are, for people).
 
-    From `file` (.npz with `files` and `features` in any order, or the same by torch.save), else from features.npz or
-    resnet18_featurers.t7 in the folder, else extracted with ResNet-18 and `weights` (see `load_backbone`) and cached in
-    features.npz as `dtype` (float32, the default, or float16). Such a cache is brought up to date when images were
-    added, changed or removed, or when weights or preprocessing are others; any other features.npz is taken as it is.
-    skip_broken: the dataset comes back without the images that have no features; otherwise ValueError names them all.
+    From `file` (.npz with `files` and `features` in any order, or the same by torch.save), else
+    from features.npz or resnet18_featurers.t7 in the folder, else extracted with ResNet-18 and
+    `weights` (see `load_backbone`) and cached in features.npz as `dtype` (float32, the default, or
+    float16). Such a cache is brought up to date when images were added, changed or removed, or
+    when weights or preprocessing are others; any other features.npz is taken as it is.
+
+    cache: another folder for the cache. fallback: the folder for it if the dataset's cannot be
+    written, which a note says; without it that is an OSError, before the extraction.
+    skip_broken: the dataset comes back without the images that have no features; otherwise
+    ValueError names them all. max_pixels: the largest photo that is read, 179 million pixels.
+    What was odd (sideways photos, files in two sets, features of zeros) is added to the notes.
+    Under torchrun all processes call this; each extracts its share.
     """
-    names = list(dict.fromkeys(name for images in dataset.images.values() for name in images))
-    found = [path for name in ("features.npz", "resnet18_featurers.t7") if (path := dataset.folder / name).exists()]
-    source = file or next(iter(found), None)
-    stored = data.read_features(source) if source else {}
-    ours = not source or file is None and "stamps" in stored
-    if ours and not any(dataset.path(name).exists() for name in names):
-        ours = False  # a cache that travelled without its images is taken as it is
-        if not source:
-            raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of {len(names):,} images; "
-                                    "put them there, or give --features FILE")
-    if ours:
-        rows, broken = _refresh(dataset, names, weights=weights, device=device, batch_size=batch_size,
-                                upright=respect_orientation, dtype=dtype)
-        about, where = describe(weights, respect_orientation), ""
+    names = []
+    for images in dataset.images.values():
+        names += images
+    names = list(dict.fromkeys(names))
+    source = file
+    found = data.feature_files(dataset.folder)
+    found += [place for place in _cache_places(dataset, cache, fallback) if place.exists()]
+    if file is None and found:
+        source = found[0]
+    extracts = source is None or (file is None and _is_cache(source))
+    if extracts and not any(dataset.path(name).exists() for name in names):
+        extracts = False  # a cache that travelled without its images is taken as it is
+        if source is None:
+            raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
+                                    f"{len(names):,} images; put them there, or give "
+                                    "--features FILE")
+    notes = []
+    where = ""
+    if extracts:
+        rows, broken, about, notes = _refresh(
+            dataset, names, weights=weights, device=device, batch_size=batch_size,
+            upright=respect_orientation, dtype=dtype, cache=cache, fallback=fallback,
+            max_pixels=max_pixels)
+        features_of = {name: row.feature for name, row in rows.items()}
     else:
-        rows, about = dict(zip(stored["files"], stored["features"])), stored.get("key", f"features in {source}")
-        broken = {name: "not there" for name in names if name not in rows}
-        where = f"{source} (of {_some(stored['files'], 2)}): "
+        stored = data.read_features(source, names)
+        features_of = dict(zip(stored["files"], stored["features"]))
+        about = stored.get("key", f"features in {source}")
+        broken = {name: "not there" for name in names if name not in features_of}
+        where = f"{source} (of {data.some(stored['files'], 2)}): "
     _check(broken, len(names), skip_broken, where)
-    dataset = _without(dataset, broken) if broken else dataset
-    wrong = [name for name in names if name in rows and not np.isfinite(rows[name]).all()]
-    if wrong:
-        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: {_some(wrong)}")
-    width = len(next(iter(rows.values()), ()))
-    features = {phase: np.array([rows[name] for name in images], np.float32).reshape(len(images), width)
-                for phase, images in dataset.images.items()}
+    if broken:
+        dataset = _without(dataset, broken)
+    if extracts:
+        notes += _photo_notes(dataset, rows, respect_orientation)
+    features = {phase: _table(images, features_of) for phase, images in dataset.images.items()}
+    notes += _check_numbers(dataset, features, where)
+    if notes:
+        dataset = dataset._replace(notes=[*dataset.notes, *notes])
     return dataset, features, f"{about}, frozen"
 
 
+def _table(images, features_of):
+    """Features of N images, {name: (F,)}, as (N, F) float32."""
+    width = len(next(iter(features_of.values()), ()))
+    with np.errstate(over="ignore"):  # what is too large is then not finite
+        table = np.array([features_of[name] for name in images], np.float32)
+    return table.reshape(len(images), width)
+
+
+def _check_numbers(dataset, features, where):
+    """Notes on features of zeros alone; ValueError: features that are not finite."""
+    wrong = {}
+    zero = {}
+    for phase, images in dataset.images.items():
+        is_finite = np.isfinite(features[phase]).all(1)
+        is_zero = ~features[phase].any(1)
+        wrong |= {images[row]: True for row in np.flatnonzero(~is_finite)}
+        zero |= {images[row]: True for row in np.flatnonzero(is_zero)}
+    if wrong:
+        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: "
+                         f"{data.some(wrong, 20)}")
+    if zero:
+        return [f"{data.count(len(zero), 'image')} with features of zeros alone, which tell "
+                f"nothing: {data.some(zero)}"]
+    return []
+
+
 def _without(dataset, names):
-    """The dataset without these images, and with a note of it."""
-    stays = {phase: np.array([name not in names for name in images], bool) for phase, images in dataset.images.items()}
-    return dataset._replace(
-        images={phase: [name for name in images if name not in names] for phase, images in dataset.images.items()},
-        targets={phase: targets[stays[phase]] for phase, targets in dataset.targets.items()},
-        notes=[*dataset.notes, f"{len(names):,} images left out: {_some(names)}"])
+    """The dataset without these images {name: why}, and with a note of it."""
+    images = {}
+    targets = {}
+    for phase, every in dataset.images.items():
+        stays = np.array([name not in names for name in every], bool)
+        images[phase] = [name for name in every if name not in names]
+        targets[phase] = dataset.targets[phase][stays]
+    note = (f"{data.count(len(names), 'image')} left out: "
+            f"{data.some(_with_reasons(names), 20)}")
+    return dataset._replace(images=images, targets=targets, notes=[*dataset.notes, note])
+
+
+def _photo_notes(dataset, rows, upright):
+    """Notes on photos that lie on their side, and on equal files in two sets."""
+    notes = []
+    turned = [name for name, row in rows.items() if row.is_turned]
+    if turned and not upright:
+        notes.append(f"{data.count(len(turned), 'image')} with an orientation that is ignored "
+                     f"({data.some(turned)}): --respect-orientation turns them upright")
+    for earlier, later in (("train", "val"), ("train", "test"), ("val", "test")):
+        notes += _twin_notes(dataset, rows, earlier, later)
+    return notes
+
+
+def _twin_notes(dataset, rows, earlier, later):
+    """A note on images of the later set whose file, by another name, is in the earlier one too.
+
+    Whoever learnt the file's composition there is wrong where it has another one here.
+    """
+    targets_of = {}  # digest -> compositions in the earlier set
+    for name, target in zip(dataset.images[earlier], dataset.targets[earlier].tolist()):
+        if rows[name].digest:
+            targets_of.setdefault(rows[name].digest, set()).add(target)
+    own_names = set(dataset.images[earlier])
+    twins = 0
+    others = 0
+    for name, target in zip(dataset.images[later], dataset.targets[later].tolist()):
+        if name in own_names or rows[name].digest not in targets_of:
+            continue
+        twins += 1
+        others += target not in targets_of[rows[name].digest]
+    if not twins:
+        return []
+    total = len(dataset.images[later])
+    ceiling = (total - others) / total
+    return [f"{data.count(twins, later + ' image')} ({twins / total:.1%}) whose file is in "
+            f"{earlier} too by another name, {others:,} with another composition: an accuracy "
+            f"ceiling of {ceiling:.1%} of {later} for who answers as {earlier} shows"]
+
+
+# ---- the command line ----------------------------------------------------------------------------
 
 
 @common.command
 def main(argv=None):
     """Extract and cache the features of a dataset's images."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("dataset", help="a name (utzappos, mitstates, cgqa) or a folder")
-    parser.add_argument("--data-root", default="data", help="where named datasets lie (default: data)")
-    parser.add_argument("--weights", help="ResNet-18's parameters (default: torch hub's cache, else a download)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images at a time (default: 64)")
-    parser.add_argument("--respect-orientation", action="store_true", help="turn photos upright by their EXIF tag")
-    parser.add_argument("--skip-broken", action="store_true", help="go on without images that cannot be read")
-    parser.add_argument("--half", action="store_true", help="cache as float16, half the space")
+    add = parser.add_argument
+    add("dataset", help="a name (utzappos, mitstates, cgqa) or a folder")
+    add("--data-root", default="data", help="where named datasets lie (default: data)")
+    add("--weights", help="ResNet-18's parameters (default: torch hub's cache, else a download)")
+    add("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    add("--batch-size", type=int, default=64, help="images at a time (default: 64)")
+    add("--respect-orientation", action="store_true", help="turn photos upright by their EXIF tag")
+    add("--skip-broken", action="store_true", help="go on without images that cannot be read")
+    add("--half", action="store_true", help="cache as float16, half the space")
+    add("--cache", metavar="DIR", help="a folder for the cache (default: the dataset's)")
+    add("--max-pixels", type=int, metavar="N",
+        help="read photos of up to N pixels (default: 179 million)")
     options = parser.parse_args(argv)
     given = data.load(options.dataset, options.data_root)
     dataset, features, about = load_features(
         given, weights=options.weights, device=options.device, batch_size=options.batch_size,
         respect_orientation=options.respect_orientation, skip_broken=options.skip_broken,
-        dtype=np.float16 if options.half else None)
-    shapes = ", ".join(f"{phase} {block.shape}" for phase, block in features.items())
-    print(*dataset.notes[len(given.notes):], f"{dataset.folder}: {shapes}; {about}", sep="\n")
+        dtype=np.float16 if options.half else None, cache=options.cache,
+        max_pixels=options.max_pixels)
+    rank, _ = _rank()
+    if rank > 0:
+        return
+    for note in dataset.notes[len(given.notes):]:
+        print(note)
+    shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())
+    print(f"{dataset.folder}: {shapes}; {about}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,16 @@
-"""The paper's tables and figures from one command: trains what is missing, writes report.md, report.json and pictures.
+"""The paper's tables and figures from one command: trains what is missing, writes report.md,
+report.json and pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
+    python reproduce.py --dataset shapes --only strong --out results/shapes
 
-Runs lie in OUT/runs/NAME/seedK: a finished one is used again, an interrupted one goes on, one with other settings
-starts anew. Fractions in report.json, percent in report.md. S states, O objects, N images, F features.
+Runs lie in OUT/runs/NAME/seedK: a finished one is used again, an interrupted one goes on, one with
+other settings starts anew. Systems are compared as baselines.MODELS names them, so one added there
+gets its runs and rows. Fractions in report.json, percent in report.md.
+Shapes: S states, O objects, N images, F features.
+
+A section of the report has up to three functions: `compute` gives its cells from the runs, `draw` a
+picture and `write` the Markdown lines, both from the cells.
 """
 
 import argparse
@@ -15,9 +22,10 @@ import platform
 import re
 import shlex
 import sys
+import traceback
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -32,81 +40,245 @@ from train import sweep
 
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
-METHODS = {"AoP": "aop", "LE+": "leplus", "TMN": "tmn", "SymNet": "symnet", "CompCos closed": "closed", "CompCos": "full"}
-RUNS = {  # options of each run of METHODS and more; `full` is first, since its feasibility masks the baselines
-    "full": "--world open", "closed": "--world closed", "alpha0": "--world open --margin 0",
-    "constant": "--world open --warmup 0", **{mix: f"--world open --mix {mix}" for mix in ("state", "object", "max")},
-    **{name: f"--world closed --model {name}" for name in baselines.MODELS},
+
+# The mask is the paper's in all tables but those of the strong recipe.
+PUBLISHED_MASK = ("--mask", "published")
+PUBLISHED = "--recipe published"
+STRONG = "--recipe strong --mask justified"
+
+LABELS = {"aop": "AoP", "leplus": "LE+", "tmn": "TMN", "symnet": "SymNet",
+          "apart": "Two classifiers apart"}
+OURS = {"CompCos closed": "closed", "CompCos": "full"}
+PAPER_RUNS = {  # options of compcos.py; `full` is first, since its feasibility masks the baselines
+    "full": "--world open",
+    "closed": "--world closed",
+    "alpha0": "--world open --margin 0",
+    "constant": "--world open --warmup 0",
+    "state": "--world open --mix state",
+    "object": "--world open --mix object",
+    "max": "--world open --mix max",
 }
-TABLES = {  # label -> (run, candidate set); the labels are those of results/paper/tables.json
-    "closed": {label: (run, "closed") for label, run in METHODS.items()},
-    "open": {label: (run, "open") for label, run in METHODS.items()}
-    | {"CompCos closed, mask": ("closed", "open_masked"), "CompCos, mask": ("full", "open_masked")},
-    "margins": {"CompCos closed": ("closed", "open"), "CompCos, α = 0": ("alpha0", "open"),
-                "CompCos, α > 0": ("constant", "open"), "CompCos, α > 0 and warm-up": ("full", "open")},
-    "primitives": {mix: ("full" if mix == "mean" else mix, "open") for mix in ("state", "object", "max", "mean")},
-    "masking": {label + mask: (run, world) for label, run in METHODS.items()
-                for mask, world in (("", "open"), (", mask", "open_masked"))},
+RECIPES = {  # label -> run; the published recipe with 4 members shows what averaging alone gains
+    "published": "full",
+    "published, 4 members": "published4",
+    "strong": "strong1",
+    "strong, 4 members": "strong4",
+    "strong, 16 members": "strong16",
 }
-COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc")
+STRONG_RUNS = {
+    "published4": f"{PUBLISHED} --members 4",
+    "strong1": f"{STRONG} --members 1",
+    "strong4": f"{STRONG} --members 4",
+    "strong16": f"{STRONG} --members 16",
+}
+# Images of unit length need a scale again; the margin keeps 7.2 ρ off the logits.
+CHANGES = {  # run -> (what is changed of `strong4`, options)
+    "without-dropout": ("dropout 0.5", "--dropout 0.5"),
+    "without-length": ("images of unit length (scale 20)", "--cosine --scale 20 --margin 0.36"),
+    "without-word-rate": ("word embeddings at the common rate", "--word-rate 1"),
+    "without-open": ("closed loss", "--world closed"),
+    "without-average": ("no average of the weights", "--average 0"),
+    "without-counts": ("no log n", "--counts 0"),
+    "without-dim": ("a space of 100", "--dim 100"),
+    "without-mixing": ("no mixed images", "--mix-images 0"),
+}
+STRONG_RUNS |= {run: f"{STRONG} --members 4 {options}" for run, (_, options) in CHANGES.items()}
+
+COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
-ALL = COLUMNS | PRIMITIVES | {f"{name} unseen only": f"{key}_unseen_only" for name, key in PRIMITIVES.items()}
-BLUE, GREEN, RED, BLACK = "#0072B2", "#009E73", "#D55E00", "#000000"  # of Okabe and Ito, whom the colour-blind can tell
-LOOKS = {"AoP": ("#E69F00", "-."), "LE+": ("#56B4E9", "--"), "TMN": (GREEN, ":"), "SymNet": ("#CC79A7", "--"),
-         "CompCos closed": (RED, "-"), "CompCos": (BLUE, "-"), "CompCos, mask": (BLACK, "--")}
+UNSEEN_ONLY = {"Sta. unseen only": "state_accuracy_unseen_only",
+               "Obj. unseen only": "object_accuracy_unseen_only"}
+ALL_COLUMNS = COLUMNS | PRIMITIVES | UNSEEN_ONLY
+
+# Colours of Okabe and Ito, whom the colour-blind can tell.
+BLUE = "#0072B2"
+GREEN = "#009E73"
+RED = "#D55E00"
+BLACK = "#000000"
+PURPLE = "#882255"
+LOOKS = {"AoP": ("#E69F00", "-."), "LE+": ("#56B4E9", "--"), "TMN": (GREEN, ":"),
+         "SymNet": ("#CC79A7", "--"), "Two classifiers apart": ("#888888", ":"),
+         "CompCos closed": (RED, "-"), "CompCos": (BLUE, "-"), "CompCos, mask": (BLACK, "--"),
+         "CompCos, strong": (PURPLE, "-"), "CompCos, strong, 16 members": (PURPLE, "--")}
+OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#999933", "-."))
 
 
-def train_missing(names, options, shared, settings, out):
-    """Do what is not done: {run: [what `load` gives of each seed]}. settings: what the `shared` options of all mean."""
-    runs, jobs = {name: [] for name in names}, [(name, seed) for name in names for seed in options.seeds]
-    for i, (name, seed) in enumerate(jobs):
-        folder, compared = out / "runs" / name / f"seed{seed}", name in baselines.MODELS
-        own = f"{getattr(options, name if compared else 'compcos')} {RUNS[name]}"
-        own += options.quick * f" --epochs 3{' --width 16' * (name == 'tmn')}"
-        defaults = baselines.DEFAULTS[name] if compared else compcos.DEFAULTS
-        key = dict(options=own, defaults=defaults.get(settings["dataset"], defaults["other"]), settings=settings,
-                   mask=options.compcos)
-        argv = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
-        argv += compared * ["--feasibility", str(out / "runs/full" / f"seed{seed}" / "best.pt")]
-        done = run_once(baselines.main if compared else compcos.main, argv, folder, json.loads(json.dumps(key)))
-        runs[name].append(load(folder))
-        print(f"run {i + 1} of {len(jobs)}: {name}, seed {seed}: {done}", flush=True)
-    return runs
+# ---- what is run ----
 
 
-def run_once(command, argv, folder, key):
-    """One run, unless its results with the same `key` are there; says what was done."""
-    note = folder / "run.json"
-    same = note.exists() and read_json(note)["key"] == key
-    if same and (folder / "metrics.json").exists():
+def methods():
+    """The systems that are compared, {label: run}: those of baselines.MODELS, then CompCos."""
+    known = [name for name in LABELS if name in baselines.MODELS]
+    others = [name for name in baselines.MODELS if name not in LABELS]
+    compared = {LABELS.get(name, name): name for name in known + others}
+    return compared | OURS
+
+
+def paper_table(name):
+    """The rows of a table of the paper, {label: (run, candidate set)}.
+
+    The names of tables and rows are those of results/paper/tables.json.
+    """
+    if name == "closed":
+        return {label: (run, "closed") for label, run in methods().items()}
+    if name == "open":
+        rows = {label: (run, "open") for label, run in methods().items()}
+        rows["CompCos closed, mask"] = ("closed", "open_masked")
+        rows["CompCos, mask"] = ("full", "open_masked")
+        return rows
+    if name == "margins":
+        return {"CompCos closed": ("closed", "open"), "CompCos, α = 0": ("alpha0", "open"),
+                "CompCos, α > 0": ("constant", "open"),
+                "CompCos, α > 0 and warm-up": ("full", "open")}
+    if name == "primitives":
+        return {"state": ("state", "open"), "object": ("object", "open"), "max": ("max", "open"),
+                "mean": ("full", "open")}
+    rows = {}
+    for label, run in methods().items():
+        rows[label] = (run, "open")
+        rows[f"{label}, mask"] = (run, "open_masked")
+    return rows
+
+
+def run_options():
+    """What can be trained, {run: its options}, in the order of training."""
+    runs = {name: f"{PUBLISHED} {options}" for name, options in PAPER_RUNS.items()}
+    for name in baselines.MODELS:
+        runs[name] = f"--world closed --model {name}"
+    return runs | STRONG_RUNS
+
+
+class Job(NamedTuple):
+    """One training, and what its results depend on."""
+
+    name: str
+    seed: int
+    folder: Path
+    command: Callable  # main of compcos or baselines
+    arguments: list
+    key: dict          # a run is used again where this is the same
+
+
+def plan(name, seed, options, shared, settings, out):
+    """The Job of a run. `shared`: the options that go to all; `settings`: what they mean."""
+    compared = name in baselines.MODELS
+    folder = out / "runs" / name / f"seed{seed}"
+    own = run_options()[name]
+    if compared:
+        for_these = name
+    elif own.startswith(STRONG):
+        for_these = "strong"
+    else:
+        for_these = "compcos"
+    own = f"{vars(options)[for_these]} {own}"
+    if options.quick:
+        own += " --epochs 3"
+        if name == "tmn":
+            own += " --width 16"
+    arguments = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
+    if compared:
+        command = baselines.main
+        defaults = baselines.DEFAULTS.get(name, {"other": baselines.TRAINING})
+        mask_from = out / "runs" / "full" / f"seed{seed}" / "best.pt"
+        arguments += ["--feasibility", str(mask_from)]
+    else:
+        command = compcos.main
+        defaults = compcos.defaults("strong" if for_these == "strong" else "published")
+    defaults = defaults.get(settings["dataset"], defaults["other"])
+    key = dict(options=own, defaults=defaults, settings=settings, mask=options.compcos)
+    return Job(name, seed, folder, command, arguments, json.loads(json.dumps(key)))
+
+
+def same_settings(job):
+    """Whether what lies in the job's folder was made with the same settings."""
+    note = job.folder / "run.json"
+    return note.exists() and read_json(note)["key"] == job.key
+
+
+def is_finished(job):
+    """Whether the job's results are there."""
+    return same_settings(job) and (job.folder / "metrics.json").exists()
+
+
+def do(job):
+    """Train, unless the results are there; says what was done. What the training prints goes to
+    output.txt in the job's folder, also the traceback of an error."""
+    if is_finished(job):
         return "kept"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("metrics.json", "last.pt") if not same else ():
-        (folder / name).unlink(missing_ok=True)
-    experiment.write_json(note, dict(key=key, hardware=hardware()))
-    try:
-        with open(folder / "output.txt", "w", encoding="utf-8") as file, redirect_stdout(file):
-            command(argv + ["--resume"] * same)
-    except SystemExit:
-        print("what is done is kept: the same reproduce.py command goes on from here", file=sys.stderr)
-        raise
+    job.folder.mkdir(parents=True, exist_ok=True)
+    arguments = list(job.arguments)
+    if same_settings(job):
+        arguments.append("--resume")
+    else:
+        for name in ("metrics.json", "last.pt"):
+            (job.folder / name).unlink(missing_ok=True)
+    note = dict(key=job.key, hardware=hardware())
+    experiment.write_json(job.folder / "run.json", note)
+    train = getattr(job.command, "__wrapped__", job.command)  # errors come here, not to stderr
+    with open(log_file(job), "w", encoding="utf-8") as file, redirect_stdout(file):
+        try:
+            train(arguments)
+        except (Exception, SystemExit):
+            traceback.print_exc(file=file)
+            raise
     return "trained"
 
 
+def log_file(job):
+    """Where the output of a job goes."""
+    return job.folder / "output.txt"
+
+
+def train_missing(jobs):
+    """Do what is not done: ({run: {seed: what `load` gives}}, [jobs that failed])."""
+    runs = {}
+    failed = []
+    for i, job in enumerate(jobs):
+        what = f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}"
+        try:
+            done = do(job)
+        except KeyboardInterrupt:
+            print("what is done is kept: the same reproduce.py command goes on from here",
+                  file=sys.stderr)
+            raise
+        except (Exception, SystemExit) as error:  # the others go on
+            failed.append(job)
+            why = str(error).splitlines() or [type(error).__name__]
+            print(f"{what}: failed ({why[0]}), see {log_file(job)}", file=sys.stderr)
+            continue
+        runs.setdefault(job.name, {})[job.seed] = load(job.folder)
+        print(f"{what}: {done}", flush=True)
+    return runs, failed
+
+
 def load(folder):
-    """metrics.json of a run, its `folder`, `hardware`, `log` (arrays (epochs,) by name) and `seconds` of training."""
+    """metrics.json of a run, its `folder`, `hardware`, `log` (arrays (epochs,) by name) and
+    `seconds` of training."""
+    columns = {}
     with open(folder / "log.csv", newline="") as file:
-        log = {name: np.array(column, float) for name, *column in zip(*csv.reader(file))}
-    held = read_json(folder / "metrics.json") | read_json(folder / "run.json")
-    return held | dict(folder=folder, log=log, seconds=log["seconds"][-1] * len(log["epoch"]))
+        for row in csv.DictReader(file):
+            for name, value in row.items():
+                columns.setdefault(name, []).append(float(value))
+    log = {name: np.array(values) for name, values in columns.items()}
+    run = read_json(folder / "run.json") | read_json(folder / "metrics.json")
+    run["folder"] = folder
+    run["log"] = log
+    run["seconds"] = float(log["seconds"].sum())
+    return run
 
 
 def hardware():
     """The processor's name, and the GPU's if there is one."""
+    name = platform.machine()
     about = Path("/proc/cpuinfo")
-    found = re.search("model name\\s*: (.*)", about.read_text() if about.exists() else "")
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{found[1] if found else platform.machine()}, {torch.get_num_threads()} threads{gpu}"
+    if about.exists():
+        found = re.search("model name\\s*: (.*)", about.read_text())
+        if found:
+            name = found[1]
+    name += f", {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        name += f", {torch.cuda.get_device_name()}"
+    return name
 
 
 def read_json(path):
@@ -114,108 +286,450 @@ def read_json(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+# ---- computing ----
+
+
+class Results(NamedTuple):
+    """What the sections are made from."""
+
+    out: Path
+    dataset: object
+    names: np.ndarray   # (S*O,) of the compositions
+    validation: tuple   # features (N, F) on the device, targets (N,)
+    runs: dict          # run -> {seed: what `load` gives}
+    paper: dict         # the paper's figures on this dataset
+
+    def of(self, run):
+        """The runs of that name, one a seed; none if they failed."""
+        return list(self.runs.get(run, {}).values())
+
+    def first(self, run):
+        """The run of the first seed."""
+        return self.of(run)[0]
+
+
 def cell(runs, *path):
-    """Mean and standard deviation over seeds, of the number at a path of keys in the dict of each."""
+    """Mean and standard deviation over seeds, of the number at a path of keys in each.
+
+    >>> cell([{"a": 1.0}, {"a": 3.0}], "a")
+    {'mean': 2.0, 'std': 1.0, 'seeds': 2}
+    """
     values = np.array([functools.reduce(operator.getitem, path, run) for run in runs], float)
     return dict(mean=float(values.mean()), std=float(values.std()), seeds=len(values))
 
 
-def show(cell, digits=1, scale=100):
-    """A cell as people read it, in percent."""
-    deviation = f" ± {scale * cell['std']:.{digits}f}" if cell["seeds"] > 1 else ""
-    return f"{scale * cell['mean']:.{digits}f}{deviation}"
+def report_cells(reports):
+    """{protocol: {column: cell}} of the reports of each seed, [{protocol: report}]."""
+    cells = {}
+    for protocol in PROTOCOLS:
+        cells[protocol] = {}
+        for column, key in ALL_COLUMNS.items():
+            cells[protocol][column] = cell(reports, protocol, key)
+    return cells
+
+
+def add_paper(cells, percents, columns):
+    """Put the paper's row and the difference from it (published protocol) beside our cells."""
+    cells["paper"] = {column: percent / 100 for column, percent in zip(columns, percents)}
+    cells["difference"] = {}
+    for column, value in cells["paper"].items():
+        cells["difference"][column] = cells["published"][column]["mean"] - value
+
+
+def accuracy_cells(results, table, reports, columns=COLUMNS):
+    """{label: cells} of {label: reports of each seed}, with the paper's rows of that table."""
+    paper = results.paper.get(table, {})
+    cells = {}
+    for label, of_seeds in reports.items():
+        cells[label] = report_cells(of_seeds)
+        if label in paper:
+            add_paper(cells[label], paper[label], columns)
+    return cells
+
+
+def reports_of(results, rows, phase):
+    """{label: reports of each seed} for rows {label: (run, candidate set)}, without failed runs."""
+    reports = {}
+    for label, (run, candidate_set) in rows.items():
+        if results.of(run):
+            reports[label] = [metrics[phase][candidate_set] for metrics in results.of(run)]
+    return reports
+
+
+def compute_table(name, results):
+    """A table of the paper on validation."""
+    return accuracy_cells(results, name, reports_of(results, paper_table(name), "validation"))
+
+
+def compute_table1(results):
+    """Test accuracies in both worlds; in the open one also with the hard mask, which is CompCos's
+    predictor there."""
+    cells = {}
+    for world in ("closed", "open"):
+        reports = reports_of(results, paper_table(world), "test")
+        cells[world] = accuracy_cells(results, world, reports, PRIMITIVES | COLUMNS)
+    return cells
+
+
+def masks_to_try(rho, seen, threshold):
+    """The appendix's masks by name, (S*O,) bool each."""
+    masks = {
+        "no mask": np.ones_like(seen),
+        "median": median_mask(rho, seen),
+        "inverse median": median_mask(rho, seen, inverse=True),
+        "best": hard_mask(rho, seen, threshold),
+    }
+    return {name: mask.ravel() for name, mask in masks.items()}
+
+
+def compute_strategies(results):
+    """The appendix's masks on the closed and the full model: validation, open world."""
+    features, target = results.validation
+    seen = results.dataset.seen
+    reports = {}
+    for label, run_name in OURS.items():
+        for run in results.of(run_name):
+            model = compcos.CompCos.load(run["folder"] / "best.pt", features.device)
+            rho = model.checkpoint["feasibility"].numpy()
+            masks = masks_to_try(rho, seen, run["threshold"])
+            for mask, (swept, _) in sweep(model, features, target, seen, masks).items():
+                of_seeds = reports.setdefault(f"{label}, {mask}", [])
+                of_seeds.append(experiment.both_protocols(swept))
+    return accuracy_cells(results, "strategies", reports)
+
+
+def compute_threshold(results):
+    """The chosen threshold of the hard mask, and the share of all compositions it removes."""
+    runs = results.of("full")
+    removed = []
+    for run in runs:
+        sizes = run["candidates"]["val"]
+        removed.append(1 - sizes["open_masked"] / sizes["open"])
+    return {"threshold": cell(runs, "threshold"), "removed": cell(removed)}
+
+
+def paper_ranking(results):
+    """The paper's ranked tables on this dataset, {kind: {name: [most, least feasible]}}."""
+    ranking = results.paper.get("ranked", {})
+    if not ranking:
+        return {}
+    more = read_json(HERE / "results/paper/ranked.json")
+    return ranking | {kind: ranking.get(kind, {}) | rows for kind, rows in more.items()}
+
+
+def partners_of(scores, ends, partners, top):
+    """[[name, score] of the most feasible partners, of the least], `top` each.
+
+    scores: those of one row of the table; ends: their indices, from both ends.
+    """
+    result = []
+    for end in ends:
+        result.append([[partners[k], float(scores[k])] for k in end[:top]])
+    return result
+
+
+def compute_feasibility(results):
+    """The paper's ranked tables from the first seed, and how the scores of all seeds fit what is
+    known."""
+    dataset = results.dataset
+    seen = dataset.seen
+    states = list(dataset.states)
+    objects = list(dataset.objects)
+    scores_of_seeds = []
+    for run in results.of("full"):
+        checkpoint = compcos.CompCos.load(run["folder"] / "best.pt").checkpoint
+        scores_of_seeds.append(checkpoint["feasibility"].numpy())
+    rho = scores_of_seeds[0]
+    ranking = ranked(rho, seen, top=5)
+    paper = paper_ranking(results)
+    cells = {"overall": {"all": partners_of(rho.ravel(), ranking.overall, results.names, 5)},
+             "objects": {}, "states": {}}
+    cells["overall"]["all"] = [[[str(name), score] for name, score in end]
+                               for end in cells["overall"]["all"]]
+    for name in paper.get("objects") or drawn_names(objects):
+        i = objects.index(name)
+        cells["objects"][name] = partners_of(rho[:, i], ranking.objects[i], states, 3)
+    for name in paper.get("states") or drawn_names(states):
+        i = states.index(name)
+        cells["states"][name] = partners_of(rho[i], ranking.states[i], objects, 3)
+    cells["AUROC"] = cell(results.of("full"), "feasibility_auroc")
+    if paper:
+        tables = {kind: paper[kind] for kind in ("objects", "states") if kind in paper}
+        shared = [agreement(scores, seen, states, objects, tables=tables)
+                  for scores in scores_of_seeds]
+        cells["shared"] = {figure: cell(shared, figure) for figure in shared[0]}
+    return cells
+
+
+def drawn_names(names, count=25):
+    """At most `count` names, drawn by lot, the same each time."""
+    shuffled = np.random.default_rng(0).permutation(names)
+    return sorted(shuffled[:count].tolist())
+
+
+def curve_rows(results):
+    """What the first picture shows, {label: (run, candidate set)}."""
+    rows = dict(paper_table("open"))
+    del rows["CompCos closed, mask"]
+    rows["CompCos, strong"] = ("strong1", "open")
+    rows["CompCos, strong, 16 members"] = ("strong16", "open")
+    return {label: row for label, row in rows.items() if results.of(row[0])}
+
+
+def compute_curves(results):
+    """Test AUC (exact) of what the first picture shows, first seed."""
+    cells = {}
+    for label, (run, candidate_set) in curve_rows(results).items():
+        cells[label] = results.first(run)["test"][candidate_set]["exact"]["auc"]
+    return cells
+
+
+def compute_training(results):
+    """How long each system was trained, and when its best epoch was."""
+    cells = {}
+    for label, run in methods().items():
+        runs = results.of(run)
+        if runs:
+            cells[label] = {
+                "epochs": cell([len(one["log"]["epoch"]) for one in runs]),
+                "best_epoch": cell(runs, "best_epoch"),
+                "seconds": cell(runs, "seconds"),
+            }
+    return cells
+
+
+def read_answers(closed_run, full_run):
+    """(N, 5) str of the test images: image, the answers of the closed model and of the full one
+    with mask, the truth, the full model's answer without mask."""
+    tables = []
+    for run in (closed_run, full_run):
+        text = (run["folder"] / "predictions.csv").read_text("utf-8")
+        tables.append(list(csv.DictReader(text.splitlines())))
+    rows = []
+    for closed, full in zip(*tables):
+        rows.append([closed["image"], closed["open"], full["open_masked"], closed["truth"],
+                     full["open"]])
+    return np.array(rows)
+
+
+def who_is_right(answers):
+    """{kind: (N,) bool}: which of the closed and the full model (with mask) is right."""
+    closed = answers[:, 1] == answers[:, 3]
+    full = answers[:, 2] == answers[:, 3]
+    return {
+        "only the full model is right": full & ~closed,
+        "both are wrong": ~closed & ~full,
+        "only the closed model is right": closed & ~full,
+        "both are right": closed & full,
+    }
+
+
+def compute_qualitative(results):
+    """Whom distractors mislead: shares of all test images."""
+    dataset = results.dataset
+    real = dataset.feasible
+    if real is None:
+        real = dataset.seen | experiment.occurring(dataset)
+    possible = results.names[real.ravel()]
+    shares = []
+    for seed, full_run in results.runs["full"].items():
+        if seed not in results.runs["closed"]:
+            continue
+        answers = read_answers(results.runs["closed"][seed], full_run)
+        share = {kind: which.mean() for kind, which in who_is_right(answers).items()}
+        for who, column in (("closed model", 1), ("full model", 4), ("full model with mask", 2)):
+            impossible = ~np.isin(answers[:, column], possible)
+            share[f"impossible answers of the {who}"] = impossible.mean()
+        shares.append(share)
+    return {kind: cell(shares, kind) for kind in shares[0]}
+
+
+def compute_strong(results):
+    """Both recipes on the test, in both worlds; what one change of the strong recipe costs."""
+    cells = {}
+    for candidate_set in ("closed", "open", "open_masked"):
+        rows = {label: (run, candidate_set) for label, run in RECIPES.items()}
+        cells[candidate_set] = accuracy_cells(results, "", reports_of(results, rows, "test"))
+    cells["changes"] = {}
+    whole = ("nothing (4 members)", "strong4")
+    changes = [whole] + [(label, run) for run, (label, _) in CHANGES.items()]
+    for label, run in changes:
+        runs = results.of(run)
+        if runs:
+            cells["changes"][label] = {
+                "validation": cell(runs, "validation", "open", "exact", "auc"),
+                "test": cell(runs, "test", "open", "exact", "auc")}
+    return cells
+
+
+# ---- writing Markdown ----
+
+
+def show(value, digits=1, scale=100):
+    """A cell as people read it, in percent.
+
+    >>> show(dict(mean=0.5, std=0.01, seeds=3))
+    '50.0 ± 1.0'
+    """
+    text = f"{scale * value['mean']:.{digits}f}"
+    if value["seeds"] > 1:
+        text += f" ± {scale * value['std']:.{digits}f}"
+    return text
 
 
 def grid(head, rows):
     """Lines of a Markdown table."""
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)] + [""]
+    lines = []
+    for row in (head, ["---"] * len(head), *rows):
+        lines.append("| " + " | ".join(str(entry) for entry in row) + " |")
+    lines.append("")
+    return lines
 
 
-def accuracy_table(results, name, rows, columns=COLUMNS):
-    """(Markdown lines, cells) of rows {label: [{protocol: report} of each seed]}; the paper's, if any, stand below."""
-    lines, cells, paper = [], {}, results.paper.get(name, {})
-    for label, reports in rows.items():
-        own = cells[label] = {protocol: {column: cell(reports, protocol, key) for column, key in ALL.items()}
-                              for protocol in PROTOCOLS}
-        lines += [[label, protocol, *(show(own[protocol][column], 1 + (column == "AUC")) for column in columns)]
-                  for protocol in PROTOCOLS]
-        if label in paper:
-            own["paper"] = {column: percent / 100 for column, percent in zip(columns, paper[label])}
-            own["difference"] = {column: own["published"][column]["mean"] - own["paper"][column] for column in columns}
-            differences = (f"{100 * value:+.{1 + (column == 'AUC')}f}" for column, value in own["difference"].items())
-            lines += [["", "the paper", *paper[label]], ["", "ours − paper", *differences]]
-    return grid(["", "protocol", *columns], lines), cells
+def digits_of(column):
+    """AUC is small and has one more digit."""
+    if column == "AUC":
+        return 2
+    return 1
 
 
-def ablation(results, name, phase="validation", columns=COLUMNS):
-    """A table of TABLES."""
-    rows = {label: [metrics[phase][setting] for metrics in results.runs[run]]
-            for label, (run, setting) in TABLES[name].items()}
-    return accuracy_table(results, name, rows, columns)
+def accuracy_lines(cells, columns=COLUMNS):
+    """A table of `accuracy_cells`; the paper's rows, if any, stand below ours."""
+    rows = []
+    for label, of_row in cells.items():
+        for protocol in PROTOCOLS:
+            numbers = [show(of_row[protocol][column], digits_of(column)) for column in columns]
+            rows.append([label, protocol, *numbers])
+        if "paper" in of_row:
+            paper = [f"{100 * value:.1f}" for value in of_row["paper"].values()]
+            rows.append(["", "the paper", *paper])
+            differences = []
+            for column, value in of_row["difference"].items():
+                differences.append(f"{100 * value:+.{digits_of(column)}f}")
+            rows.append(["", "ours − paper", *differences])
+    return grid(["", "protocol", *columns], rows)
 
 
-def table1(results, _):
-    """Test accuracies in both worlds; in the open one also with the hard mask, which is CompCos's predictor there."""
-    tables = {world: ablation(results, world, "test", PRIMITIVES | COLUMNS) for world in ("closed", "open")}
-    lines = [line for world in tables for line in (f"**{world.capitalize()} world**", "", *tables[world][0])]
-    return lines, {world: cells for world, (_, cells) in tables.items()}
+def image_lines(name, text):
+    """A picture in the report."""
+    return [f"![{text}]({name}.png)", ""]
 
 
-def strategies(results, name):
-    """The appendix's masks on the closed and the full model: validation, open world."""
-    rows, seen = {}, results.dataset.seen
-    for label in ("CompCos closed", "CompCos"):
-        for run in results.runs[METHODS[label]]:
-            model = compcos.CompCos.load(run["folder"] / "best.pt", results.validation[0].device)
-            rho = model.checkpoint["feasibility"].numpy()
-            halves = (median_mask(rho, seen, inverse=inverse) for inverse in (False, True))
-            masks = map(np.ravel, (np.ones_like(seen), *halves, hard_mask(rho, seen, run["threshold"])))
-            masks = dict(zip(("no mask", "median", "inverse median", "best"), masks))
-            for mask, (one, _) in sweep(model, *results.validation, seen, masks).items():
-                rows.setdefault(f"{label}, {mask}", []).append(experiment.both_protocols(one))
-    return accuracy_table(results, name, rows)
+def write_table(results, cells):
+    """A table with S, U, HM and AUC."""
+    return accuracy_lines(cells)
 
 
-def feasibility(results, _):
-    """The paper's ranked tables from the first seed, and how the scores of all seeds fit what is known."""
-    states, objects, seen = (getattr(results.dataset, name) for name in ("states", "objects", "seen"))
-    models = [compcos.CompCos.load(held["folder"] / "best.pt") for held in results.runs["full"]]
-    rho, *_ = rhos = [model.checkpoint["feasibility"].numpy() for model in models]
-    ranking, lines, cells, paper = ranked(rho, seen, top=5), [], {}, results.paper.get("ranked", {})
-    if paper:
-        tables = read_json(HERE / "results/paper/ranked.json")
-        paper = paper | {kind: paper.get(kind, {}) | tables[kind] for kind in tables}
-    for kind, names, partners, scores, ends, top in (
-            ("overall", ["all"], results.names, rho.reshape(1, -1), [ranking.overall], 5),
-            ("objects", objects, states, rho.T, ranking.objects, 3),
-            ("states", states, objects, rho, ranking.states, 3)):
-        chosen = paper[kind] if paper else sorted(np.random.default_rng(0).permutation(names)[:25].tolist())
-        cells[kind] = {names[i]: [[[partners[k], float(scores[i, k])] for k in end[:top]] for end in ends[i]]
-                       for i in map(names.index, chosen)}
+def write_table1(results, cells):
+    """The tables of both worlds."""
+    columns = PRIMITIVES | COLUMNS
+    lines = []
+    for world in ("closed", "open"):
+        lines += [f"**{world.capitalize()} world**", "", *accuracy_lines(cells[world], columns)]
+    return lines
+
+
+def write_curves(results, cells):
+    """The first picture."""
+    return image_lines("curves", "accuracy on seen against unseen compositions of each method")
+
+
+def write_threshold(results, cells):
+    """The picture of the thresholds and the one that was chosen."""
+    lines = image_lines("threshold", "AUC and share of compositions removed against the threshold")
+    lines += [f"CompCos, the first seed bold. The chosen threshold, "
+              f"{show(cells['threshold'], 2, 1)}, removes {show(cells['removed'])} % of all "
+              "compositions.", ""]
+    return lines
+
+
+def write_feasibility(results, cells):
+    """The ranked tables, the paper's lists below ours."""
+    paper = paper_ranking(results)
+    lines = []
+    for kind in ("overall", "objects", "states"):
         rows = []
-        for name, row in cells[kind].items():
-            rows.append([name, *(", ".join(f"{partner} {value:.2f}" for partner, value in end) for end in row)])
-            if paper:
-                rows.append(["the paper", *map(", ".join, paper[kind][name])])
+        for name, ends in cells[kind].items():
+            row = [name]
+            for end in ends:
+                row.append(", ".join(f"{partner} {score:.2f}" for partner, score in end))
+            rows.append(row)
+            if name in paper.get(kind, {}):
+                rows.append(["the paper", *(", ".join(end) for end in paper[kind][name])])
         lines += grid([kind, "most feasible", "least feasible"], rows)
-    cells["AUROC"] = cell(results.runs["full"], "feasibility_auroc")
-    lines += [f"Unseen compositions {results.runs['full'][0]['truth']} rank above the others with AUROC "
-              f"{show(cells['AUROC'], 3, 1)} (0.5: chance).", ""]
-    if paper:
-        shared = [agreement(scores, seen, states, objects, tables=dict(list(paper.items())[1:])) for scores in rhos]
-        cells["shared"] = {figure: cell(shared, figure) for figure in shared[0]}
-        lines += grid(["entries shared with the paper", "number"],
-                      ([figure, show(value, 1, 1)] for figure, value in cells["shared"].items()))
-    return lines, cells
+    lines += [f"Unseen compositions {results.first('full')['truth']} rank above the others with "
+              f"AUROC {show(cells['AUROC'], 3, 1)} (0.5: chance).", ""]
+    if "shared" in cells:
+        rows = [[figure, show(value, 1, 1)] for figure, value in cells["shared"].items()]
+        lines += grid(["entries shared with the paper", "number"], rows)
+    return lines
+
+
+def write_training(results, cells):
+    """The picture of losses and AUC, and the table of epochs."""
+    rows = []
+    for label, row in cells.items():
+        numbers = [show(row[column], 0, 1) for column in ("epochs", "best_epoch", "seconds")]
+        rows.append([label, *numbers])
+    return [
+        *image_lines("training", "training loss and validation AUC by epoch"),
+        "First seed; dot: best epoch. The losses are of different kinds, so each is relative to "
+        "its first epoch. CompCos is validated in the open world, where AUC is lower, the others "
+        "in the closed one.", "",
+        *grid(["", "epochs", "best epoch", "seconds"], rows)]
+
+
+def has_images(results):
+    """Whether the test images themselves are there, and not only their features."""
+    images = results.dataset.folder / "images"
+    return all((images / image).exists() for image in results.dataset.images["test"])
+
+
+def write_qualitative(results, cells):
+    """The shares, and the contact sheet if there are images."""
+    rows = [[kind, show(share)] for kind, share in cells.items()]
+    lines = grid(["test images (full model: with mask)", "%"], rows)
+    if not has_images(results):
+        name = results.dataset.name
+        return [*lines, f"The picture is left out: {name} has no images here, only features.", ""]
+    lines += image_lines("qualitative", "test images with both models' answers and the truth")
+    lines += ["First seed, at the bias fixed on validation; drawn by lot. Wrong answers are red.",
+              ""]
+    return lines
+
+
+def write_strong(results, cells):
+    """Both recipes side by side, and what each change of the strong one costs."""
+    titles = {"closed": "Closed world (models trained for the open one)", "open": "Open world",
+              "open_masked": "Open world, hard mask (each recipe's own way to choose τ)"}
+    lines = []
+    for candidate_set, title in titles.items():
+        lines += [f"**{title}**, test", "", *accuracy_lines(cells[candidate_set])]
+    rows = []
+    whole = None
+    for label, row in cells["changes"].items():
+        if whole is None:
+            whole = row["test"]["mean"]
+        rows.append([label, show(row["validation"], 2), show(row["test"], 2),
+                     f"{100 * (row['test']['mean'] - whole):+.2f}"])
+    first = next(iter(cells["changes"]), "")
+    lines += ["**What carries it**: the strong recipe with 4 members, one thing changed; AUC "
+              f"(exact), open world without mask. The last column is against {first}.", ""]
+    return lines + grid(["changed", "validation", "test", "test, difference"], rows)
+
+
+# ---- drawing ----
 
 
 def panels(*labels):
-    """Axes side by side in a new figure, one for each pair of labels (x, y)."""
+    """Axes side by side in a new figure, one for each pair of labels (x, y). ValueError without
+    matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("the figures need matplotlib: pip install matplotlib") from None
-    axes = Figure(figsize=(8, 4.2), layout="constrained").subplots(1, len(labels), squeeze=False)[0]
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(labels), squeeze=False)[0]
     for ax, (x, y) in zip(axes, labels):
         ax.set(xlabel=x, ylabel=y)
         ax.grid(alpha=.25)
@@ -223,227 +737,480 @@ def panels(*labels):
     return axes
 
 
-def picture(results, axes, name, text, **legend):
-    """Save the figure that holds `axes`; the Markdown lines that show it."""
+def save_picture(path, axes, **legend):
+    """Save the figure that holds `axes`, with one legend for all."""
     options = dict(loc="outside lower center", ncols=3) | legend
-    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), **options)
+    figure = axes[0].figure
+    figure.legend(*axes[0].get_legend_handles_labels(), **options)
     for ax in axes:
         ax.set_ylim(0)
-    axes[0].figure.savefig(results.out / f"{name}.png", dpi=130)
-    return [f"![{text}]({name}.png)", ""]
+    with common.writing(path, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
 
 
-def threshold(results, name):
+def look(label):
+    """(colour, line style) of a row; a system without a look of its own gets one of the others."""
+    if label in LOOKS:
+        return LOOKS[label]
+    strangers = [name for name in methods() if name not in LOOKS]
+    place = strangers.index(label) if label in strangers else 0
+    return OTHER_LOOKS[place % len(OTHER_LOOKS)]
+
+
+def draw_curves(results, cells, path):
+    """Seen against unseen accuracy as the bias grows: test, open world, first seed."""
+    halves = [f"accuracy on {half} compositions (%)" for half in ("unseen", "seen")]
+    axes = panels(halves)
+    rows = curve_rows(results)
+    for label in sorted(cells, key=cells.get, reverse=True):
+        run, candidate_set = rows[label]
+        colour, style = look(label)
+        with np.load(results.first(run)["folder"] / "curves.npz") as file:
+            unseen = 100 * file[f"{candidate_set}_unseen"]
+            seen = 100 * file[f"{candidate_set}_seen"]
+        axes[0].plot(unseen, seen, style, color=colour, label=f"{label}: {100 * cells[label]:.1f}")
+    axes[0].set_xlim(0)
+    save_picture(path, axes, title="AUC (%), exact", loc="outside right center", ncols=1)
+
+
+def draw_threshold(results, cells, path):
     """AUC and share removed against the threshold of the hard mask: validation, a line a seed."""
-    runs, x = results.runs["full"], "threshold on feasibility"
+    runs = results.of("full")
+    x = "threshold on feasibility"
     axes = panels((x, "validation AUC (%), exact"), (x, "compositions removed (%)"))
-    for i, metrics in reversed(list(enumerate(runs))):
-        curve, look = metrics["threshold_curve"], dict(alpha=.35, linewidth=1) if i else dict(linewidth=2)
-        axes[0].plot(curve["threshold"], 100 * np.array(curve["auc"], float), color=RED, **look)
-        axes[1].plot(curve["threshold"], 100 * np.array(curve["removed"]), color=GREEN, **look)
-    axes[0].axhline(100 * runs[0]["validation"]["open"]["exact"]["auc"], color=BLACK, linestyle=":", label="no mask")
+    for run in reversed(runs):
+        curve = run["threshold_curve"]
+        style = dict(alpha=.35, linewidth=1)
+        if run is runs[0]:
+            style = dict(linewidth=2)
+        auc = 100 * np.array(curve["auc"], float)
+        removed = 100 * np.array(curve["removed"])
+        axes[0].plot(curve["threshold"], auc, color=RED, **style)
+        axes[1].plot(curve["threshold"], removed, color=GREEN, **style)
+    unmasked = 100 * runs[0]["validation"]["open"]["exact"]["auc"]
+    axes[0].axhline(unmasked, color=BLACK, linestyle=":", label="no mask")
     for ax in axes:
         ax.axvline(runs[0]["threshold"], color=BLUE, linestyle="--", label="threshold chosen")
-    removed = [1 - sizes["open_masked"] / sizes["open"] for sizes in (run["candidates"]["val"] for run in runs)]
-    cells = {"threshold": cell(runs, "threshold"), "removed": cell(removed)}
-    return picture(results, axes, name, "AUC and share of compositions removed against the threshold") + [
-        f"CompCos, the first seed bold. The chosen threshold, {show(cells['threshold'], 2, 1)}, removes "
-        f"{show(cells['removed'])} % of all compositions.", ""], cells
+    save_picture(path, axes)
 
 
-def curves(results, name):
-    """Seen against unseen accuracy as the bias grows: test, open world, first seed."""
-    axes, rows = panels([f"accuracy on {half} compositions (%)" for half in ("unseen", "seen")]), TABLES["open"]
-    cells = {label: results.runs[run][0]["test"][setting]["exact"]["auc"] for label, (run, setting) in rows.items()}
-    for label in sorted(LOOKS, key=cells.get, reverse=True):
-        (run, setting), (colour, style) = rows[label], LOOKS[label]
-        with np.load(results.runs[run][0]["folder"] / "curves.npz") as file:
-            axes[0].plot(100 * file[f"{setting}_unseen"], 100 * file[f"{setting}_seen"], style, color=colour,
-                         label=f"{label}: {100 * cells[label]:.1f}")
-    axes[0].set_xlim(0)
-    return picture(results, axes, name, "accuracy on seen against unseen compositions of each method",
-                   title="AUC (%), exact", loc="outside right center", ncols=1), cells
-
-
-def training(results, name):
-    """Loss and validation AUC by epoch, first seed; when the best epoch was."""
-    x, cells = "epochs passed (%)", {}
+def draw_training(results, cells, path):
+    """Loss and validation AUC by epoch, first seed; a dot marks the best epoch."""
+    x = "epochs passed (%)"
     axes = panels((x, "training loss / that of the first epoch"), (x, "validation AUC (%), exact"))
-    for label, run in METHODS.items():
-        runs, log, (colour, style) = results.runs[run], results.runs[run][0]["log"], LOOKS[label]
-        share, best = 100 * log["epoch"] / len(log["epoch"]), [runs[0]["best_epoch"] - 1]
+    for label in cells:
+        run = results.first(methods()[label])
+        log = run["log"]
+        share = 100 * log["epoch"] / len(log["epoch"])
+        colour, style = look(label)
         axes[0].plot(share, log["loss"] / log["loss"][0], style, color=colour, label=label)
-        axes[1].plot(share, 100 * log["validation"], style, color=colour, marker="o", markevery=best)
-        cells[label] = {"epochs": cell(runs, "settings", "epochs"), "best_epoch": cell(runs, "best_epoch"),
-                        "seconds": cell(runs, "seconds")}
-    return picture(results, axes, name, "training loss and validation AUC by epoch") + [
-        "First seed; dot: best epoch. The losses are of different kinds, so each is relative to its first epoch. "
-        "CompCos is validated in the open world, where AUC is lower, the others in the closed one.", "",
-        *grid(["", "epochs", "best epoch", "seconds"], (
-            [label, *(show(value, 0, 1) for value in row.values())] for label, row in cells.items()))], cells
+        axes[1].plot(share, 100 * log["validation"], style, color=colour, marker="o",
+                     markevery=[run["best_epoch"] - 1])
+    save_picture(path, axes)
 
 
-def qualitative(results, name):
-    """Whom distractors mislead: shares of all test images, and a contact sheet of the first seed, drawn by lot."""
-    dataset, shares, random = results.dataset, [], np.random.default_rng(0)
-    real = dataset.seen | experiment.occurring(dataset) if dataset.feasible is None else dataset.feasible
-    for pair in reversed(list(zip(results.runs["closed"], results.runs["full"]))):
-        tables = (csv.DictReader((held["folder"] / "predictions.csv").read_text("utf-8").splitlines()) for held in pair)
-        rows = np.array([(a["image"], a["open"], b["open_masked"], a["truth"], b["open"]) for a, b in zip(*tables)])
-        a, b = (rows[:, i] == rows[:, 3] for i in (1, 2))
-        kinds = {"only the full model is right": b & ~a, "both are wrong": ~a & ~b,
-                 "only the closed model is right": a & ~b, "both are right": a & b}
-        impossible = {f"impossible answers of the {who}": ~np.isin(rows[:, i], results.names[real.ravel()])
-                      for who, i in (("closed model", 1), ("full model", 4), ("full model with mask", 2))}
-        shares.append({kind: which.mean() for kind, which in (kinds | impossible).items()})
-    cells = {kind: cell(shares, kind) for kind in shares[0]}
-    lines = grid(["test images (full model: with mask)", "%"], ([kind, show(cells[kind])] for kind in cells))
-    images = dataset.folder / "images"
-    if not all((images / image).exists() for image in dataset.images["test"]):
-        return [*lines, f"The picture is left out: {dataset.name} has no images here, only features.", ""], cells
-    contact_sheet(results.out / f"{name}.png", images, {
-        kind: random.permutation(rows[kinds[kind], :4])[:10] for kind in list(kinds)[:2]})
-    return lines + [f"![test images with both models' answers and the truth]({name}.png)", "",
-                    "First seed, at the bias fixed on validation; drawn by lot. Wrong answers are red.", ""], cells
+def draw_qualitative(results, cells, path):
+    """A contact sheet of the first seed: whom distractors mislead, drawn by lot."""
+    if not has_images(results):
+        return
+    random = np.random.default_rng(0)
+    both = [seed for seed in results.runs["full"] if seed in results.runs["closed"]]
+    answers = read_answers(results.runs["closed"][both[0]], results.runs["full"][both[0]])
+    kinds = who_is_right(answers)
+    blocks = {}
+    for kind in ("only the full model is right", "both are wrong"):
+        blocks[kind] = random.permutation(answers[kinds[kind], :4])[:10]
+    contact_sheet(path, results.dataset.folder / "images", blocks)
 
 
-def contact_sheet(path, images, blocks, columns=5, side=150, width=190, line=22):
-    """Draw {title: [(image, closed model's answer, full model's, truth)]} as one picture, `columns` images to a row."""
-    heights, margin = [40 + -(-len(items) // columns) * (side + 4 * line) for items in blocks.values()], 62
-    sheet, top = Image.new("RGB", (margin + columns * width, sum(heights)), "white"), 0
-    write, font = ImageDraw.Draw(sheet).text, ImageFont.load_default
-    for (title, items), height in zip(blocks.items(), heights):
-        write((8, top + 10), title.capitalize() + ": no image" * (not len(items)), BLACK, font(20))
+# Measures of the contact sheet, in pixels.
+SHEET_COLUMNS = 5
+SIDE = 150           # of a photo
+COLUMN_WIDTH = 190
+LINE = 22            # height of a line of text
+TITLE = 40           # height of a block's title
+MARGIN = 62          # left, where it says whose answer a line is
+CELL_HEIGHT = SIDE + 4 * LINE
+
+
+def contact_sheet(path, images, blocks):
+    """Draw {title: [(image, closed model's answer, full model's, truth)]} as one picture.
+
+    images: the folder of the photos.
+    """
+    heights = {}
+    for title, items in blocks.items():
+        rows = -(-len(items) // SHEET_COLUMNS)
+        heights[title] = TITLE + rows * CELL_HEIGHT
+    size = (MARGIN + SHEET_COLUMNS * COLUMN_WIDTH, sum(heights.values()))
+    sheet = Image.new("RGB", size, "white")
+    top = 0
+    for title, items in blocks.items():
+        text = title.capitalize()
+        if len(items) == 0:
+            text += ": no image"
+        ImageDraw.Draw(sheet).text((8, top + 10), text, BLACK, ImageFont.load_default(20))
         for i, (image, *answers) in enumerate(items):
-            x, y = margin + i % columns * width, top + 40 + i // columns * (side + 4 * line)
-            with Image.open(images / image) as photo:
-                size = [max(1, side * length // max(photo.size)) for length in photo.size]
-                sheet.paste(photo.convert("RGB").resize(size), (x, y))
-            for j, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
-                colour = (BLUE, BLUE, BLACK)[j] if answer == answers[2] else RED
-                fitting = font(16 * min(1, (width - 8) / max(font(16).getlength(answer), 1)))
-                write((x, y + side + 3 + j * line), answer, colour, fitting)
-                if i % columns == 0:
-                    write((6, y + side + 3 + j * line), who, BLACK, font(15))
-        top += height
+            row, column = divmod(i, SHEET_COLUMNS)
+            x = MARGIN + column * COLUMN_WIDTH
+            y = top + TITLE + row * CELL_HEIGHT
+            paste_photo(sheet, images / image, x, y)
+            write_answers(sheet, answers, x, y + SIDE + 3, named=column == 0)
+        top += heights[title]
     with common.writing(path, "wb") as file:
         sheet.save(file, "PNG")
 
 
-# A section is a function(results, name) -> (Markdown lines, cells for report.json). results: `out`, `dataset`, `names`
-# (S*O,) of its compositions, `validation` (features (N, F), targets (N,)), `runs`, `paper` (its figures on it).
-EVERY = list(METHODS.values())
-SECTIONS = {  # name -> (function, title, the runs it needs besides `full`)
-    "table1": (table1, "Table 1, expanded: all methods in both worlds", EVERY),
-    "curves": (curves, "Seen against unseen accuracy (test, open world, first seed)", EVERY),
-    "margins": (ablation, "Effect of the margins (validation, open world, no mask)", ["closed", "alpha0", "constant"]),
-    "primitives": (ablation, "Effect of the primitives (validation, open world, no mask)", ["state", "object", "max"]),
-    "masking": (ablation, "Effect of the hard mask (validation, open world)", EVERY),
-    "strategies": (strategies, "Other masks (validation, open world)", ["closed"]),
-    "threshold": (threshold, "AUC against the threshold of the hard mask (validation)", []),
-    "feasibility": (feasibility, "The most and least feasible unseen compositions (first seed)", []),
-    "qualitative": (qualitative, "Who is misled (test, open world)", ["closed"]),
-    "training": (training, "Training", EVERY),
+def paste_photo(sheet, path, x, y):
+    """Put a photo on the sheet, its longer side SIDE pixels."""
+    with Image.open(path) as photo:
+        longest = max(photo.size)
+        size = [max(1, SIDE * length // longest) for length in photo.size]
+        sheet.paste(photo.convert("RGB").resize(size), (x, y))
+
+
+def write_answers(sheet, answers, x, y, named):
+    """Write the answers (closed model's, full model's, truth) below a photo, wrong ones in red.
+
+    named: whether it is said, on the left, whose they are.
+    """
+    draw = ImageDraw.Draw(sheet)
+    truth = answers[2]
+    for i, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
+        colour = RED
+        if who == "truth":
+            colour = BLACK
+        elif answer == truth:
+            colour = BLUE
+        width = max(ImageFont.load_default(16).getlength(answer), 1)
+        font = ImageFont.load_default(16 * min(1, (COLUMN_WIDTH - 8) / width))
+        draw.text((x, y + i * LINE), answer, colour, font)
+        if named:
+            draw.text((6, y + i * LINE), who, BLACK, ImageFont.load_default(15))
+
+
+# ---- the sections ----
+
+
+class Section(NamedTuple):
+    """A section of the report.
+
+    compute(results) -> cells for report.json; write(results, cells) -> Markdown lines;
+    draw(results, cells, path): the picture of the section's name.
+    needs: runs without which there is no section. also: further runs, whose rows are left out where
+    they failed; "methods" for all compared systems.
+    """
+
+    title: str
+    compute: Callable
+    write: Callable
+    needs: tuple = ("full",)
+    also: tuple = ()
+    draw: Callable = None
+
+
+SECTIONS = {
+    "table1": Section("Table 1, expanded: all methods in both worlds", compute_table1,
+                      write_table1, also=("methods",)),
+    "curves": Section("Seen against unseen accuracy (test, open world, first seed)",
+                      compute_curves, write_curves, also=("methods",), draw=draw_curves),
+    "margins": Section("Effect of the margins (validation, open world, no mask)",
+                       functools.partial(compute_table, "margins"), write_table,
+                       also=("closed", "alpha0", "constant")),
+    "primitives": Section("Effect of the primitives (validation, open world, no mask)",
+                          functools.partial(compute_table, "primitives"), write_table,
+                          also=("state", "object", "max")),
+    "masking": Section("Effect of the hard mask (validation, open world)",
+                       functools.partial(compute_table, "masking"), write_table,
+                       also=("methods",)),
+    "strategies": Section("Other masks (validation, open world)", compute_strategies, write_table,
+                          also=("closed",)),
+    "threshold": Section("AUC against the threshold of the hard mask (validation)",
+                         compute_threshold, write_threshold, draw=draw_threshold),
+    "feasibility": Section("The most and least feasible unseen compositions (first seed)",
+                           compute_feasibility, write_feasibility),
+    "qualitative": Section("Who is misled (test, open world)", compute_qualitative,
+                           write_qualitative, needs=("full", "closed"), draw=draw_qualitative),
+    "training": Section("Training", compute_training, write_training, also=("methods",),
+                        draw=draw_training),
+    "strong": Section("The published recipe against the strong one (test)", compute_strong,
+                      write_strong, also=tuple(STRONG_RUNS)),
 }
+PAPER_SECTIONS = [name for name in SECTIONS if name != "strong"]
+
+
+def needed_runs(sections):
+    """The names of the runs that sections are made of, in the order of training."""
+    needed = {"full"}
+    for name in sections:
+        needed.update(SECTIONS[name].needs)
+        needed.update(SECTIONS[name].also)
+    if "methods" in needed:
+        needed.update(methods().values())
+    return [name for name in run_options() if name in needed]
+
+
+def missing_for(results, name):
+    """The runs that a section cannot do without and that are not there for any seed."""
+    needs = SECTIONS[name].needs
+    missing = [run for run in needs if not results.of(run)]
+    if not missing and len(needs) > 1:  # these runs are compared seed by seed
+        common_seeds = set.intersection(*(set(results.runs[run]) for run in needs))
+        if not common_seeds:
+            return list(needs)
+    return missing
+
+
+def make_sections(results, sections):
+    """(Markdown lines, {section: cells}) of the sections; pictures go to results.out."""
+    lines = []
+    cells = {}
+    for name in sections:
+        section = SECTIONS[name]
+        lines += [f"## {section.title}", ""]
+        missing = missing_for(results, name)
+        if missing:
+            lines += [f"Left out: {' and '.join(missing)} failed.", ""]
+            continue
+        cells[name] = section.compute(results)
+        if section.draw:
+            section.draw(results, cells[name], results.out / f"{name}.png")
+        lines += section.write(results, cells[name])
+    return lines, cells
+
+
+# ---- the head of the report ----
+
 ABOUT = """{warning}Made by `python reproduce.py {command}` on {hardware}, with {versions}.
-{count} runs were trained in {duration}.
+{count} runs were trained in {duration}.{failed}
 
-Data: {dataset}, {states} states, {objects} objects, {seen} seen compositions, images: {images}. Features: {backbone}.
-Word vectors (CompCos): {vectors}. Candidates (validation and test; masked: by CompCos, first seed): {sizes}.
+Data: {dataset}, {states} states, {objects} objects, {seen} seen compositions, images: {images}.
+Features: {backbone}. Word vectors (CompCos): {vectors}.
+Candidates (validation and test; masked: by CompCos, first seed): {sizes}.
 
-Numbers are percent, mean ± standard deviation over {seeds} seed(s). Protocols: *exact* tries every bias on the unseen
-compositions, *published* the about 20 of the field's evaluator. S, U, HM: best accuracy on seen and on unseen
-compositions, best harmonic mean over the biases; AUC: area under the curve of the first two. Sta., Obj.: accuracy of
-state and object of the predicted composition at bias 0 (among the unseen alone: in report.json).
+Numbers are percent, mean ± standard deviation over {seeds} seed(s). Protocols: *exact* tries every
+bias on the unseen compositions, *published* the about 20 of the field's evaluator. S, U, HM: best
+accuracy on seen and on unseen compositions, best harmonic mean over the biases; AUC: area under
+the curve of the first two. Sta., Obj.: accuracy of state and object of the predicted composition
+at bias 0 (among the unseen alone: in report.json).
 
-Selection: the epoch with the best validation AUC (exact), of CompCos in the open world, of all else in the closed one;
-the mask's threshold: the best of 50 by validation AUC. CompCos closed and CompCos mask by their own feasibility, the
-others by that of CompCos with the same seed. The paper's CompCos of the open world is the row with *mask*.
+Selection: the epoch with the best validation AUC (exact), of CompCos in the open world, of all
+else in the closed one; the mask's threshold: the best of 50 by validation AUC (of the strong
+recipe, such that at most 5 % of what exists is expected to be hidden). CompCos closed and CompCos
+mask by their own feasibility, the others by that of CompCos with the same seed. The paper's
+CompCos of the open world is the row with *mask*.
 """
 
 
-def about(results, argv, settings, options):
+def about(results, argv, settings, options, failed):
     """What was run, how it was chosen and what the numbers mean: Markdown."""
-    runs, names = sum(results.runs.values(), []), ("python", "torch", "numpy", "pillow")
-    versions = {", ".join(f"{name} {run['versions'][name]}" for name in names) for run in runs}
-    held = results.runs["full"][0]["candidates"]
-    sizes = (f"{world} {held['val'][world]:,} and {held['test'][world]:,}" for world in experiment.CANDIDATE_SETS)
-    return ABOUT.format(**settings | dict(
-        warning="**Quick form of 3 epochs: the numbers mean nothing.**\n\n" * options.quick, command=shlex.join(argv),
-        hardware="; ".join(sorted({run["hardware"] for run in runs})), versions="; ".join(sorted(versions)),
-        sizes="; ".join(sizes), count=len(runs), duration=common.duration(sum(run["seconds"] for run in runs)),
-        images=", ".join(f"{count:,} {phase}" for phase, count in settings["images"].items()),
-        seeds=len(options.seeds), vectors=", ".join(settings["vectors"])))
+    runs = []
+    for of_seeds in results.runs.values():
+        runs += of_seeds.values()
+    versions = set()
+    for run in runs:
+        named = []
+        for name in ("python", "torch", "numpy", "pillow"):
+            named.append(f"{name} {run['versions'][name]}")
+        versions.add(", ".join(named))
+    warning = ""
+    if options.quick:
+        warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
+    failures = ""
+    if failed:
+        names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
+        failures = f" **Failed, and left out of the numbers: {names}.**"
+    images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
+    facts = dict(
+        warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),
+        hardware="; ".join(sorted({run["hardware"] for run in runs})),
+        versions="; ".join(sorted(versions)), sizes=candidate_sizes(results),
+        duration=common.duration(sum(run["seconds"] for run in runs)), images=", ".join(images),
+        seeds=len(options.seeds), vectors=", ".join(settings["vectors"]))
+    return ABOUT.format(**settings | facts)
+
+
+def candidate_sizes(results):
+    """How many compositions may win, in words."""
+    if not results.of("full"):
+        return "unknown, since CompCos failed"
+    sizes = results.first("full")["candidates"]
+    parts = []
+    for world in experiment.CANDIDATE_SETS:
+        parts.append(f"{world} {sizes['val'][world]:,} and {sizes['test'][world]:,}")
+    return "; ".join(parts)
 
 
 def findings(results, cells):
     """Sentences on the paper's claims, each from the numbers of the sections made."""
-    tables = cells.get("table1", {}) | {"masking": cells.get("masking", {})}
-    auc = {name: {label: row["exact"]["AUC"] for label, row in rows.items()} for name, rows in tables.items()}
+    sentences = []
     if "table1" in cells:
-        means = {world: {label: auc[world][label]["mean"] for label in METHODS} for world in ("closed", "open")}
-        falls = {label: 1 - means["open"][label] / max(means["closed"][label], 1e-9) for label in METHODS}
-        least, most = (f"{100 * end(falls.values()):.0f} % ({end(falls, key=falls.get)})" for end in (min, max))
-        yield (f"Does every method drop in the open world? {sum(fall > 0 for fall in falls.values())} of {len(falls)} "
-               f"lose test AUC, from {least} to {most} of that in the closed world.")
-        for world, ours in ("closed", "CompCos closed"), ("open", "CompCos"), ("open", "CompCos, mask"):
-            best, rival = max((mean, label) for label, mean in means[world].items() if "CompCos" not in label)
-            leads = "Yes" if auc[world][ours]["mean"] > best else "No"
-            yield (f"Does {ours} lead in the {world} world? {leads}: test AUC {show(auc[world][ours], 2)} against "
-                   f"{show(auc[world][rival], 2)} of {rival}, the best other system.")
+        sentences += find_drops(cells["table1"])
+        sentences += find_leaders(cells["table1"])
     if "masking" in cells:
-        means = {label: 100 * row["mean"] for label, row in auc["masking"].items()}
-        gains = {label: means[f"{label}, mask"] - means[label] for label in METHODS}
-        order = sorted(gains, key=gains.get, reverse=True)
-        yield f"Who gains most from the mask? Validation AUC: {', '.join(f'{x} {gains[x]:+.2f}' for x in order)}."
+        sentences += find_gains_of_mask(cells["masking"])
     if "training" in cells:
-        late = [label for label, row in cells["training"].items()
-                if row["best_epoch"]["mean"] > .9 * row["epochs"]["mean"]]
-        yield f"Whose best epoch is in the last tenth, so that longer training may help? {', '.join(late) or 'None'}."
-    if "tmn" in results.runs:
-        yield f"TMN had {results.runs['tmn'][0]['settings']['negatives']} negatives an image (published: 600)."
+        sentences += find_unfinished(cells["training"])
+    if "strong" in cells:
+        sentences += find_recipes(cells["strong"]["open"])
+    if results.of("tmn"):
+        negatives = results.first("tmn")["settings"]["negatives"]
+        sentences.append(f"TMN had {negatives} negatives an image (published: 600).")
+    return sentences
+
+
+def auc_of(rows, label):
+    """The exact AUC's cell of a row."""
+    return rows[label]["exact"]["AUC"]
+
+
+def find_drops(table1):
+    """How much every method loses in the open world."""
+    falls = {}
+    for label in methods():
+        if label in table1["open"]:
+            closed = auc_of(table1["closed"], label)["mean"]
+            falls[label] = 1 - auc_of(table1["open"], label)["mean"] / max(closed, 1e-9)
+    least = min(falls, key=falls.get)
+    most = max(falls, key=falls.get)
+    losers = [label for label, fall in falls.items() if fall > 0]
+    return [f"Does every method drop in the open world? {len(losers)} of {len(falls)} lose test "
+            f"AUC, from {100 * falls[least]:.0f} % ({least}) to {100 * falls[most]:.0f} % ({most}) "
+            "of that in the closed world."]
+
+
+def find_leaders(table1):
+    """Whether CompCos leads, world by world."""
+    sentences = []
+    for world, ours in (("closed", "CompCos closed"), ("open", "CompCos"),
+                        ("open", "CompCos, mask")):
+        rows = table1[world]
+        rivals = {label: auc_of(rows, label)["mean"] for label in rows if "CompCos" not in label}
+        if not rivals or ours not in rows:
+            continue
+        best = max(rivals, key=rivals.get)
+        leads = "Yes" if auc_of(rows, ours)["mean"] > rivals[best] else "No"
+        sentences.append(
+            f"Does {ours} lead in the {world} world? {leads}: test AUC "
+            f"{show(auc_of(rows, ours), 2)} against {show(auc_of(rows, best), 2)} of {best}, the "
+            "best other system.")
+    return sentences
+
+
+def find_gains_of_mask(masking):
+    """Who gains most from the hard mask."""
+    gains = {}
+    for label in methods():
+        if label in masking:
+            masked = auc_of(masking, f"{label}, mask")["mean"]
+            gains[label] = 100 * (masked - auc_of(masking, label)["mean"])
+    order = sorted(gains, key=gains.get, reverse=True)
+    listed = ", ".join(f"{label} {gains[label]:+.2f}" for label in order)
+    return [f"Who gains most from the mask? Validation AUC: {listed}."]
+
+
+def find_unfinished(training):
+    """Who may gain from longer training."""
+    late = []
+    for label, row in training.items():
+        if row["best_epoch"]["mean"] > 0.9 * row["epochs"]["mean"]:
+            late.append(label)
+    return ["Whose best epoch is in the last tenth, so that longer training may help? "
+            f"{', '.join(late) or 'None'}."]
+
+
+def find_recipes(rows):
+    """What the strong recipe brings."""
+    listed = [f"{label} {show(auc_of(rows, label), 2)}" for label in rows]
+    return [f"What does the strong recipe bring? Test AUC, open world: {', '.join(listed)}."]
+
+
+# ---- the command ----
+
+
+def own_options():
+    """The parser of the options that are not passed on to the runs."""
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description="The paper's tables and figures: trains what is missing and writes a report.",
+        epilog="Options of compcos.py on data and training (--dataset, --data-root, --vectors, "
+               "...) go to all runs.")
+    add = parser.add_argument
+    add("--seeds", "--seed", type=int, nargs="+", default=[0, 1, 2], metavar="K",
+        help="default 0 1 2")
+    add("--only", nargs="+", choices=SECTIONS, default=PAPER_SECTIONS, metavar="NAME",
+        help=f"of {', '.join(SECTIONS)} (default: all but strong)")
+    add("--out", type=Path, metavar="DIR", help="default runs/reproduce-DATASET")
+    add("--quick", action="store_true", help="3 epochs a run: all is there, nothing means anything")
+    for name in ("compcos", "strong", *baselines.MODELS):
+        add(f"--{name}", default="", metavar="'OPTIONS'",
+            help="for its runs alone, as '--epochs 100'")
+    return parser
+
+
+def prepare(shared):
+    """Data and settings of the options that go to all runs (`experiment.Prepared`)."""
+    parser = argparse.ArgumentParser("reproduce.py", allow_abbrev=False)
+    experiment.add_options(parser)
+    return experiment.prepare(parser.parse_args(shared), "compcos", compcos.defaults("published"))
+
+
+def plan_all(options, shared, settings, out):
+    """The jobs of what is asked for, and those of the strong recipe that are already done, for the
+    first picture."""
+    names = needed_runs(options.only)
+    jobs = []
+    for name in run_options():
+        of_seeds = [plan(name, seed, options, shared, settings, out) for seed in options.seeds]
+        if name in names or (name in STRONG_RUNS and all(is_finished(job) for job in of_seeds)):
+            jobs += of_seeds
+    return jobs
 
 
 @common.command
 def main(argv=None):
-    """Train what is missing and write the report."""
-    own = argparse.ArgumentParser(
-        allow_abbrev=False, description="The paper's tables and figures: trains what is missing and writes a report.",
-        epilog="Options of compcos.py on data and training (--dataset, --data-root, --vectors, ...) go to all runs.")
-    add = own.add_argument
-    add("--seeds", "--seed", type=int, nargs="+", default=[0, 1, 2], metavar="K", help="default 0 1 2")
-    add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME", help=", ".join(SECTIONS))
-    add("--out", type=Path, metavar="DIR", help="default runs/reproduce-DATASET")
-    add("--quick", action="store_true", help="3 epochs a run: all is there, nothing means anything")
-    for name in ("compcos", *baselines.MODELS):
-        add(f"--{name}", default="", metavar="'OPTIONS'", help="for its runs alone, as '--epochs 100'")
+    """Train what is missing and write the report. Exit status 1 if a run failed."""
     argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
-    options, shared = own.parse_known_args(argv)
-    parser = argparse.ArgumentParser("reproduce.py", allow_abbrev=False)
-    experiment.add_options(parser)
-    if {"curves", "threshold", "training"} & set(options.only):
+    options, shared = own_options().parse_known_args(argv)
+    shared = [*PUBLISHED_MASK, *shared]
+    if any(SECTIONS[name].draw for name in options.only if name != "qualitative"):
         panels(("", ""))  # says now, and not after the training, if matplotlib is missing
-    dataset, features, *_, device, settings = experiment.prepare(parser.parse_args(shared), "compcos", compcos.DEFAULTS)
-    settings = {key: value for key, value in settings.items() if key not in ("model", "world", "device")}
+    prepared = prepare(shared)
+    dataset = prepared.dataset
+    settings = dict(prepared.settings)
+    for name in ("model", "world", "device"):
+        del settings[name]
     out = options.out or Path("runs", f"reproduce-{dataset.name}")
-    needed = {"full"}.union(*(SECTIONS[name][2] for name in options.only))
-    runs = train_missing([name for name in RUNS if name in needed], options, shared, settings, out)
-    results = SimpleNamespace(
-        out=out, dataset=dataset, runs=runs,
-        names=np.array([f"{state} {name}" for state in dataset.states for name in dataset.objects]),
-        validation=(torch.as_tensor(features["val"], device=device), dataset.targets["val"]),
+    runs, failed = train_missing(plan_all(options, shared, settings, out))
+    validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
+    results = Results(
+        out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
+        validation=(validation, dataset.targets["val"]),
         paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
-    body, cells = [], {}
-    for name in (name for name in SECTIONS if name in options.only):
-        lines, cells[name] = SECTIONS[name][0](results, name)
-        body += [f"## {SECTIONS[name][1]}", "", *lines]
-    head = [f"# The paper's tables and figures on {dataset.name}", "", about(results, argv, settings, options),
-            "## Findings", "", *(f"- {sentence}" for sentence in findings(results, cells)), ""]
-    with common.writing(out / "report.md") as file:
-        file.write("\n".join(head + body))
-    report = dict(command=argv, settings=settings, seeds=options.seeds, quick=options.quick, **cells)
-    experiment.write_json(out / "report.json", report)
-    print(f"written to {out / 'report.md'}")
+    if not runs:
+        raise ValueError(f"all {len(failed)} runs failed: see {log_file(failed[0])}")
+    write_report(results, argv, settings, options, failed)
+    if failed:
+        print(f"{len(failed)} runs failed:", file=sys.stderr)
+        for job in failed:
+            print(f"  {job.name}, seed {job.seed}: {log_file(job)}", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def write_report(results, argv, settings, options, failed):
+    """Make the sections and write report.md and report.json."""
+    sections = [name for name in SECTIONS if name in options.only]
+    lines, cells = make_sections(results, sections)
+    head = [f"# The paper's tables and figures on {results.dataset.name}", "",
+            about(results, argv, settings, options, failed), "## Findings", ""]
+    head += [f"- {sentence}" for sentence in findings(results, cells)]
+    head.append("")
+    with common.writing(results.out / "report.md") as file:
+        file.write("\n".join(head + lines))
+    report = dict(command=argv, settings=settings, seeds=options.seeds, quick=options.quick,
+                  failed=[f"{job.name}, seed {job.seed}" for job in failed], **cells)
+    experiment.write_json(results.out / "report.json", report)
+    print(f"written to {results.out / 'report.md'}")
 
 
 if __name__ == "__main__":

@@ -406,7 +406,7 @@ def trained(config, settings, *, seed=0, epochs=3, average=0.0):
     torch.manual_seed(7)
     model = build(torch.randn(5, 6), torch.randn(7, 6), dict(feature_dim=8, hidden=12) | config)
     model.set_training(seen, images=torch.ones(5, 7), **settings)
-    run = train.Run(model, 1e-2, 5e-5, average, x.device, None)
+    run = train.Run(model, 1e-2, 5e-5, average, x.device)
     step, total = train.stepper(model, run.optimizer, x, target, 4)
     for epoch in range(1, epochs + 1):
         train.train_epoch(model, step, total, len(x), 4, seed, epoch, run.average)

@@ -16,11 +16,13 @@ It has no command line: `python compcos.py` and `python baselines.py` train.
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
 
 **What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in `loss`: nothing reads
-a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change from step to step, and what changes from
-epoch to epoch is a tensor that `after_epoch` updates in place (a Python number would stay as it was when recorded).
-`fit(..., eager=True)`, on the command line `--eager`, turns the recording off.
+a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change from step to step, and
+what changes from epoch to epoch is a tensor that `after_epoch` updates in place (a Python number
+would stay as it was when recorded). `fit(..., eager=True)`, on the command line `--eager`, turns
+the recording off.
 
-Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o.
+Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o)
+at s * O + o.
 """
 
 import csv
@@ -33,6 +35,7 @@ import numpy as np
 import torch
 
 import common
+import data
 from evaluate import BiasSweep
 
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
@@ -41,14 +44,17 @@ WARM_UP_STEPS = 3                             # eager steps that CUDA needs befo
 
 
 def primitive_vectors(state_vectors, object_vectors):
-    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none, not finite."""
+    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none,
+    not finite."""
     vectors = [torch.as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
     for rows in vectors:
         if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel():
             shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
-            raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and (O, D) with the same D")
+            raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and "
+                             "(O, D) with the same D")
     if not all(rows.isfinite().all() for rows in vectors):
-        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them before training")
+        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop "
+                         "them before training")
     return vectors
 
 
@@ -56,7 +62,8 @@ def primitive_vectors(state_vectors, object_vectors):
 
 
 def chunks(model, features, compositions):
-    """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at least one)."""
+    """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at
+    least one)."""
     composition_count = len(model.states) * len(model.objects)
     size = max(1, CHUNK.get(features.device.type, 1 << 22) // composition_count)
     for start in range(0, len(features), size):
@@ -66,11 +73,12 @@ def chunks(model, features, compositions):
 
 @torch.no_grad()
 def sweep(model, features, target, seen, candidates, *, save=None):
-    """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name: (BiasSweep, kept)}.
+    """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name:
+    (BiasSweep, kept)}.
 
-    Scores are reduced where they are made: of each image only the best seen and the best unseen candidate leave the
-    device, as kept = (scores, columns, scores, columns), (N,) each. Every mask must hold all seen compositions.
-    `save` (N, C), array or memory map, takes the scores.
+    Scores are reduced where they are made: of each image only the best seen and the best unseen
+    candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
+    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores.
     """
     was_training = model.training
     device = features.device
@@ -90,6 +98,8 @@ def sweep(model, features, target, seen, candidates, *, save=None):
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
     model.train(was_training)
     pairs = index_pairs(seen)
+    for name in candidates:
+        check_finite(rows[name][-1][0] if rows[name] else None)
     result = {}
     for name, mask in candidates.items():
         kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
@@ -97,6 +107,13 @@ def sweep(model, features, target, seen, candidates, *, save=None):
         swept.update_kept(*(column[:, None] for column in kept), target)
         result[name] = (swept, kept)
     return result
+
+
+def check_finite(scores):
+    """ValueError where a model's scores are not numbers any more."""
+    if scores is not None and not scores.isfinite().all():
+        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
+                         "--scale, or look for outliers in the features")
 
 
 def index_pairs(seen):
@@ -118,8 +135,8 @@ def selection(report):
 class WeightAverage:
     """A running average of the weights over steps, which is smoother than the weights themselves.
 
-    After step t = 1, 2, ... the average moves to the weights by 1 - decay, with decay = min(greatest, (1 + t) / (10 + t)):
-    the first steps, far from the end, are soon forgotten.
+    After step t = 1, 2, ... the average moves to the weights by 1 - decay, with decay =
+    min(greatest, (1 + t) / (10 + t)): the first steps, far from the end, are soon forgotten.
     """
 
     def __init__(self, model, greatest):
@@ -144,9 +161,11 @@ class WeightAverage:
 
 
 def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
-    """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses that it adds to.
+    """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
+    that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed for full batches, unless `eager`.
+    On CUDA the step is captured as a graph after three eager ones and replayed for full batches,
+    unless `eager`.
     """
     total = torch.zeros((), device=features.device)
 
@@ -163,7 +182,8 @@ def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
 
 
 def captured(step, batch_size, device):
-    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a side stream."""
+    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a
+    side stream."""
     static_index = torch.zeros(batch_size, dtype=torch.int64, device=device)
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()
@@ -177,7 +197,8 @@ def captured(step, batch_size, device):
         if not is_full or full_steps <= WARM_UP_STEPS:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*capturable.*")  # Adam's word that this step is not captured
+                # Adam's word that this step is not captured
+                warnings.filterwarnings("ignore", ".*capturable.*")
                 step(index)
             torch.cuda.current_stream().wait_stream(side)
             return
@@ -191,19 +212,23 @@ def captured(step, batch_size, device):
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out, settings,
-        average=0.0, patience=None, resume=False, eager=False):
-    """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best weights in `model`.
+        average=0.0, patience=None, passes=1, resume=False, eager=False):
+    """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
+    weights in `model`.
 
-    `validate()` gives the number to maximise after each epoch. Every epoch draws its order, dropout and negatives from
-    (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there, to the same numbers. `average` above 0
-    is the greatest decay of a WeightAverage: it is what validates and what is left in `model`. With `patience`, training
-    ends once so many epochs have brought nothing better. Returns the history, a list of {epoch, loss, validation,
-    seconds}. ValueError: bad input, last.pt of another run, a loss that is not finite. However it ends, `out/last.pt`
-    holds the last whole epoch.
+    `validate()` gives the number to maximise after each epoch. Every epoch draws its order, dropout
+    and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there,
+    to the same numbers. `average` above 0 is the greatest decay of a WeightAverage: it is what
+    validates and what is left in `model`. With `patience`, training ends once so many epochs have
+    brought nothing better. An epoch is `passes` over the images. Returns the history, a list of
+    {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a loss that
+    is not finite. However it ends, `out/last.pt` holds the last whole epoch.
     """
     check_training(model, features, targets, epochs, batch_size)
     state = load_last(out, settings, epochs) if resume else None
-    run = Run(model, lr, weight_decay, average, features.device, state)
+    run = Run(model, lr, weight_decay, average, features.device)
+    if state:
+        continue_run(run, state, out)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
     saved_at = time.monotonic()
@@ -213,7 +238,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
             if patience and epoch - 1 - run.best_epoch >= patience:
                 break
             started = time.monotonic()
-            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average)
+            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average, passes)
             model.after_epoch(epoch)
             value = run.validate(validate)
             run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=time.monotonic() - started))
@@ -234,9 +259,10 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
 
 
 class Run:
-    """Where a training stands: the model, its optimiser and average, and copies of them at the last whole epoch."""
+    """Where a training stands: the model, its optimiser and average, and copies of them at the last
+    whole epoch."""
 
-    def __init__(self, model, lr, weight_decay, average, device, state):
+    def __init__(self, model, lr, weight_decay, average, device):
         self.model = model
         self.average = WeightAverage(model, average) if average else None
         self.optimizer = adam(model, lr, weight_decay, device)
@@ -246,8 +272,6 @@ class Run:
         self.best = None         # the model's tensors at the best epoch
         self.snapshot = None     # all that training goes on from, at the last whole epoch
         self.history = []
-        if state:
-            self.go_on(state, device)
 
     def go_on(self, state, device):
         """Begin where `state`, read from last.pt, ended."""
@@ -276,12 +300,14 @@ class Run:
         return tensors
 
     def copy(self):
-        """Copies of all that training goes on from, in the order of `live`, and how many steps are averaged."""
+        """Copies of all that training goes on from, in the order of `live`, and how many steps are
+        averaged."""
         steps = self.average.steps if self.average else 0
         return [tensor.detach().clone() for tensor in self.live()], steps
 
     def validate(self, validate):
-        """The value of the model as it would be used: with its average of the weights, if there is one."""
+        """The value of the model as it would be used: with its average of the weights, if there is
+        one."""
         if self.average is None:
             return validate()
         self.average.exchange()
@@ -292,7 +318,8 @@ class Run:
         return value
 
     def keep(self, epoch, value, row):
-        """Count an epoch as done. All is copied before the first attribute changes: an interrupt finds a whole epoch."""
+        """Count an epoch as done. All is copied before the first attribute changes: an interrupt
+        finds a whole epoch."""
         snapshot = self.copy()
         best = self.best, self.best_epoch, self.best_value
         if value > self.best_value:
@@ -304,13 +331,15 @@ class Run:
 
     @torch.no_grad()
     def save(self, out, settings):
-        """`last.pt`, from which training goes on, and `log.csv`, a row an epoch. The model goes back to that epoch."""
+        """`last.pt`, from which training goes on, and `log.csv`, a row an epoch. The model goes
+        back to that epoch."""
         tensors, steps = self.snapshot
         torch._foreach_copy_([tensor.detach() for tensor in self.live()], tensors)
         names = list(self.model.state_dict())
         state = dict(epoch=self.epoch, model=self.model.state_dict(), optimizer=self.optimizer.state_dict(),
                      best=dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best))),
                      history=self.history, settings=settings, average_steps=steps,
+                     threads=torch.get_num_threads(),
                      average=self.average.average if self.average else [])
         with common.writing(out / "last.pt", "wb") as file:
             torch.save(state, file)
@@ -328,12 +357,15 @@ def check_training(model, features, targets, epochs, batch_size):
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"{epochs} epochs of batches of {batch_size}: expected at least 1 of each")
     if not len(features) or len(features) != len(targets):
-        raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, one or more")
+        raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, "
+                         "one or more")
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
-        raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair them or leave them out")
+        raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair "
+                         "them or leave them out")
     if targets.min() < 0 or targets.max() >= count:
-        raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * O + o, 0 to {count - 1}")
+        raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * "
+                         f"O + o, 0 to {count - 1}")
 
 
 def adam(model, lr, weight_decay, device):
@@ -344,19 +376,22 @@ def adam(model, lr, weight_decay, device):
     return torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda")
 
 
-def train_epoch(model, step, total, count, size, seed, epoch, average=None):
-    """One pass over `count` images in batches of `size`, in the order that (seed, epoch) gives; the mean loss."""
+def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
+    """Passes over `count` images in batches of `size`, in orders that (seed, epoch) gives; the mean
+    loss."""
     torch.manual_seed((seed << 20) + epoch)
-    order = torch.randperm(count).to(total.device)
     model.train()
     total.zero_()
-    for start in range(0, count, size):
-        step(order[start:start + size])
-        if average is not None:
-            average.update()
-    mean = float(total) / count
+    for _ in range(passes):
+        order = torch.randperm(count).to(total.device)
+        for start in range(0, count, size):
+            step(order[start:start + size])
+            if average is not None:
+                average.update()
+    mean = float(total) / (count * passes)
     if not math.isfinite(mean):
-        raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look for outliers in the features")
+        raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look "
+                         "for outliers in the features")
     return mean
 
 
@@ -366,21 +401,49 @@ def announce(run, epochs):
         row = run.history[-1]
         recent = run.history[-20:]
         seconds = sum(row["seconds"] for row in recent) / len(recent)
-        print(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC {100 * row['validation']:.2f} %  "
+        print(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
+              f"{100 * row['validation']:.2f} %  "
               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
               f"{common.duration(seconds * (epochs - row['epoch']))} left", file=sys.stderr)
 
 
 def write_log(out, history):
-    """`log.csv`, a row an epoch; `seconds` are those of that epoch alone."""
-    with common.writing(out / "log.csv") as file:
-        writer = csv.DictWriter(file, history[0])
-        writer.writeheader()
-        writer.writerows(history)
+    """`log.csv`, a row an epoch; `seconds` are those of that epoch alone.
+
+    The history is in last.pt, too: a file that another program holds open costs a warning only.
+    """
+    try:
+        with common.writing(out / "log.csv") as file:
+            writer = csv.DictWriter(file, history[0])
+            writer.writeheader()
+            writer.writerows(history)
+    except OSError as error:
+        warnings.warn(f"{error}; the history is kept in {out / 'last.pt'}", stacklevel=2)
+
+
+def continue_run(run, state, out):
+    """Let a run begin where `state`, read from last.pt, ended; log.csv is made anew from its
+    history."""
+    threads = state.get("threads")
+    if threads != torch.get_num_threads():
+        warnings.warn(f"{out / 'last.pt'} was made with {threads} threads, and this process has "
+                      f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
+                      "differ",
+                      stacklevel=2)
+    try:
+        run.go_on(state, run.model.states.device)
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(str(error).split())[:160]
+        raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
+                         f"{why}): "
+                         "leave --resume out, or give another --out") from None
+    if run.history:
+        write_log(out, run.history)
 
 
 def load_last(out, settings, epochs):
-    """The state that `Run.save` left in `out`; None if there is none. ValueError: other settings, or past `epochs`."""
+    """The state that `Run.save` left in `out`; None if there is none. ValueError: other settings,
+    or past `epochs`."""
     path = out / "last.pt"
     if not path.exists():
         return None
@@ -392,22 +455,27 @@ def load_last(out, settings, epochs):
         if key not in ("epochs", "device") and there != here:
             differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
-        raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options and data, another "
+        raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options "
+                         "and data, another "
                          "--out, or leave --resume out")
     if state["epoch"] > epochs:
-        raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs {state['epoch']} or more")
+        raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
+                         f"{state['epoch']} or more")
     return state
 
 
 def load_file(path, keys):
-    """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of `keys`."""
+    """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of
+    `keys`."""
+    data.check_archive(path)
     try:
         contents = torch.load(path, weights_only=True, map_location="cpu")
     except OSError:
         raise
     except Exception as error:  # of zip, pickle and the weights-only loader
-        raise ValueError(f"{path} is no checkpoint ({str(error).splitlines()[0][:160]})") from None
+        raise ValueError(f"{path} is no checkpoint ({data.reason(error)})") from None
     if not isinstance(contents, dict) or not set(keys) <= contents.keys():
-        raise ValueError(f"{path} is no such checkpoint of this project: it needs {', '.join(keys)} (for published "
+        raise ValueError(f"{path} is no such checkpoint of this project: it needs "
+                         f"{', '.join(keys)} (for published "
                          "files: compcos.load_published)")
     return contents

@@ -1,4 +1,7 @@
-"""Tests of download.py against a server on this machine: what the true addresses give, in small, and what can fail."""
+"""Tests of download.py against a server on this machine.
+
+What the true addresses give, in small, and what can fail.
+"""
 
 import gzip
 import io
@@ -19,15 +22,36 @@ import torch
 import data
 import download
 
-PAIRS = {"train": "Suede Boots.Ankle\nFaux.Fur Shoes.Flats", "val": "Suede Boots.Ankle", "test": "Suede Shoes.Flats"}
-LABELS = [("Suede_Boots.Ankle/1.9.jpg", "Shoes/Ankle & Co./L.A. Gear/1.9.jpg", "Suede", "Boots.Ankle", "train"),
-          ("Faux.Fur_Shoes.Flats/1.9.jpg", "Shoes/Flats/L.A. Gear/1.9.jpg", "Faux.Fur", "Shoes.Flats", "train"),
-          ("Suede_Boots.Ankle/2.jpg", "Shoes/Ankle & Co./2.jpg", "Suede", "Boots.Ankle", "val"),
-          ("Suede_Shoes.Flats/3.jpg", "Shoes/Flats/Børn/3.jpg", "Suede", "Shoes.Flats", "test")]
+PAIRS = {
+    "train": "Suede Boots.Ankle\nFaux.Fur Shoes.Flats",
+    "val": "Suede Boots.Ankle",
+    "test": "Suede Shoes.Flats",
+}
+LABELS = [
+    (
+        "Suede_Boots.Ankle/1.9.jpg",
+        "Shoes/Ankle & Co./L.A. Gear/1.9.jpg",
+        "Suede",
+        "Boots.Ankle",
+        "train",
+    ),
+    (
+        "Faux.Fur_Shoes.Flats/1.9.jpg",
+        "Shoes/Flats/L.A. Gear/1.9.jpg",
+        "Faux.Fur",
+        "Shoes.Flats",
+        "train",
+    ),
+    ("Suede_Boots.Ankle/2.jpg", "Shoes/Ankle & Co./2.jpg", "Suede", "Boots.Ankle", "val"),
+    ("Suede_Shoes.Flats/3.jpg", "Shoes/Flats/Børn/3.jpg", "Suede", "Shoes.Flats", "test"),
+]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves server.files[path] = (bytes, fault), with faults as often as they say; logs the first byte asked for."""
+    """Serves server.files[path] = (bytes, fault), with faults as often as they say.
+
+    Logs the first byte asked for.
+    """
 
     def do_GET(self):
         """Answer as the fault says: (name, times left, bytes before it)."""
@@ -55,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         if name not in ("cut", "stall", "no ranges") or not times:
             return self.send(body[start:])
         self.server.files[self.path] = body, (name, times - 1, after)
-        self.send(body[start:start + after])
+        self.send(body[start : start + after])
         if name == "stall":
             time.sleep(1)
 
@@ -81,9 +105,13 @@ def server(monkeypatch):
     """The server, with every address of the table turned to it."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.files, server.asked, server.version = {}, [], 1
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     server.url = f"http://127.0.0.1:{server.server_port}"
-    turned = {name: f"{server.url}/{url.rpartition('/')[2]}" for name, url in download.ADDRESSES.items()}
+    turned = {
+        name: f"{server.url}/{url.rpartition('/')[2]}" for name, url in download.ADDRESSES.items()
+    }
     monkeypatch.setattr(download, "ADDRESSES", turned)
     yield server
     server.shutdown()
@@ -145,19 +173,26 @@ ZIP = zipped({f"{i}.bin": bytes(range(256)) * 4000 for i in range(3)})  # 3 MB
 def test_utzappos(server, tmp_path, capsys):
     wanted = {image: inside.encode() for image, inside, *_ in LABELS}
     photos = {inside.replace("ø", "├╕"): inside.encode() for _, inside, *_ in LABELS}
-    splits = below("mit-states", {data.SPLIT + "/train_pairs.txt": b"wet dog"}) | below("ut-zap50k", layout(old=True))
+    splits = below("mit-states", {data.SPLIT + "/train_pairs.txt": b"wet dog"}) | below(
+        "ut-zap50k", layout(old=True)
+    )
     photos = below("ut-zap50k-images", {**photos, "Shoes/Flats/99.jpg": b""})
     server.files["/compositional_split_natural.tar.gz"] = tarred(splits), None
     server.files["/ut-zap50k-images.zip"] = zipped(photos), None
     download.main(["utzappos", "--data-root", str(tmp_path)])
     assert data.main(["utzappos", "--data-root", str(tmp_path)]) == 0
     output = capsys.readouterr().out
-    assert "utzappos: 2 states, 2 objects, 4 compositions; 3 listed" in output and "problem" not in output
+    assert (
+        "utzappos: 2 states, 2 objects, 4 compositions; 3 listed" in output
+        and "problem" not in output
+    )
     assert tree(tmp_path) == below("ut-zap50k", {**layout(old=True), **below("images", wanted)})
     asked = len(server.asked)
     download.main(["utzappos", "--data-root", str(tmp_path)])
     assert len(server.asked) == asked and "already" in capsys.readouterr().out
-    (tmp_path / f"ut-zap50k/metadata_{data.SPLIT}.t7").unlink()  # the lists are there, the metadata is not
+    (
+        tmp_path / f"ut-zap50k/metadata_{data.SPLIT}.t7"
+    ).unlink()  # the lists are there, the metadata is not
     download.main(["utzappos", "--data-root", str(tmp_path)])
     assert data.main(["utzappos", "--data-root", str(tmp_path)]) == 0
 
@@ -171,20 +206,37 @@ def test_utzappos_names_that_several_files_share_are_not_guessed(tmp_path):
 
 def test_mitstates(server, tmp_path):
     labels = [("wet_old_dog/1.jpg", "", "Suede", "Boots.Ankle", "train"), *LABELS]
-    server.files["/compositional_split_natural.tar.gz"] = tarred(below("./mit-states", layout(labels))), None
-    photos = {"release_dataset/images/wet old dog/1 a.jpg": b"1", "release_dataset/images/adj cat/2.jpg": b"2",
-              "release_dataset/README.txt": b"", "__MACOSX/release_dataset/images/._x": b""}
+    server.files["/compositional_split_natural.tar.gz"] = (
+        tarred(below("./mit-states", layout(labels))),
+        None,
+    )
+    photos = {
+        "release_dataset/images/wet old dog/1 a.jpg": b"1",
+        "release_dataset/images/adj cat/2.jpg": b"2",
+        "release_dataset/README.txt": b"",
+        "__MACOSX/release_dataset/images/._x": b"",
+    }
     server.files["/release_dataset.zip"] = zipped(photos), None
     download.download("mitstates", tmp_path)
     assert tree(tmp_path / "mit-states") == {
-        **layout(labels), "images/wet_old_dog/1 a.jpg": b"1", "images/adj_cat/2.jpg": b"2"}
+        **layout(labels),
+        "images/wet_old_dog/1 a.jpg": b"1",
+        "images/adj_cat/2.jpg": b"2",
+    }
 
 
 @pytest.mark.parametrize("top", ["", "cgqa/", "some/where/"])
 def test_cgqa(server, tmp_path, top):
-    files = {**layout([(f"{i}.jpg", "", "Suede", "Boots.Ankle", phase) for i, phase in enumerate(data.PHASES)]),
-             **{f"images/{i}.jpg": b"x" for i in range(3)}}
-    server.files["/cgqa.zip"] = zipped({"notes.txt": b"x", **{top + name: files[name] for name in files}}), None
+    files = {
+        **layout(
+            [(f"{i}.jpg", "", "Suede", "Boots.Ankle", phase) for i, phase in enumerate(data.PHASES)]
+        ),
+        **{f"images/{i}.jpg": b"x" for i in range(3)},
+    }
+    server.files["/cgqa.zip"] = (
+        zipped({"notes.txt": b"x", **{top + name: files[name] for name in files}}),
+        None,
+    )
     download.download("cgqa", tmp_path)
     assert tree(tmp_path) == below("cgqa", files)
 
@@ -192,11 +244,19 @@ def test_cgqa(server, tmp_path, top):
 def test_vectors(server, tmp_path):
     server.files["/GoogleNews-vectors-negative300.bin.gz"] = gzip.compress(b"w2v"), None
     server.files["/cc.en.300.bin.gz"] = gzip.compress(b"fast"), None
-    server.files["/glove.6B.zip"] = zipped({"glove.6B.50d.txt": b"50", "glove.6B.300d.txt": b"300"}), None
+    server.files["/glove.6B.zip"] = (
+        zipped({"glove.6B.50d.txt": b"50", "glove.6B.300d.txt": b"300"}),
+        None,
+    )
     download.download("own", tmp_path, ["word2vec", "fasttext", "glove"])
-    assert tree(tmp_path) == {"w2v/GoogleNews-vectors-negative300.bin.gz": gzip.compress(b"w2v"),
-                              "fast/cc.en.300.bin.gz": gzip.compress(b"fast"), "glove/glove.6B.300d.txt": b"300"}
-    (tmp_path / "w2v/GoogleNews-vectors-negative300.bin.gz").rename(tmp_path / "w2v/GoogleNews-vectors-negative300.bin")
+    assert tree(tmp_path) == {
+        "w2v/GoogleNews-vectors-negative300.bin.gz": gzip.compress(b"w2v"),
+        "fast/cc.en.300.bin.gz": gzip.compress(b"fast"),
+        "glove/glove.6B.300d.txt": b"300",
+    }
+    (tmp_path / "w2v/GoogleNews-vectors-negative300.bin.gz").rename(
+        tmp_path / "w2v/GoogleNews-vectors-negative300.bin"
+    )
     asked = len(server.asked)
     download.download("own", tmp_path, ["word2vec", "fasttext", "glove"])
     assert len(server.asked) == asked
@@ -212,7 +272,9 @@ def test_cut_connections_are_resumed_where_they_ended(server, tmp_path):
 
 def test_the_next_run_goes_on_unless_the_file_has_changed(server, tmp_path):
     server.files["/a.zip"] = ZIP, ("cut", 9, 500_000)
-    with pytest.raises(OSError, match="ended after 500,000 of 3,072,[0-9]+ bytes; what has come is kept"):
+    with pytest.raises(
+        OSError, match="ended after 500,000 of 3,072,[0-9]+ bytes; what has come is kept"
+    ):
         fetch(server, tmp_path / "a.zip", tries=1)
     server.files["/a.zip"], server.asked[:] = (ZIP, None), []
     assert list(tree(tmp_path).values()) == [ZIP[:500_000]] and not (tmp_path / "a.zip").exists()
@@ -235,7 +297,9 @@ def test_a_partial_answer_of_another_range_is_asked_for_whole(server, tmp_path, 
     assert tree(tmp_path) == {"a.zip": ZIP} and server.asked == [0, 1_000_000, 0]
 
 
-@pytest.mark.parametrize("fault", [("no ranges", 1, 9_000), ("no length", 0, 0), ("broken", 3, 0), ("stall", 1, 9_000)])
+@pytest.mark.parametrize(
+    "fault", [("no ranges", 1, 9_000), ("no length", 0, 0), ("broken", 3, 0), ("stall", 1, 9_000)]
+)
 def test_servers_without_ranges_or_lengths_or_patience(server, tmp_path, fault):
     server.files["/a.zip"] = ZIP, fault
     fetch(server, tmp_path / "a.zip", timeout=0.3)
@@ -244,7 +308,9 @@ def test_servers_without_ranges_or_lengths_or_patience(server, tmp_path, fault):
 
 def test_failures_name_the_address_and_what_to_do(server, tmp_path):
     file = tmp_path / "a.zip"
-    with pytest.raises(OSError, match=f"{server.url}/a.zip: HTTP Error 404: Not Found; .* save that file as {file}"):
+    with pytest.raises(
+        OSError, match=f"{server.url}/a.zip: HTTP Error 404: Not Found; .* save that file as {file}"
+    ):
         fetch(server, file)
     assert server.asked == [0]  # no use to try again
     server.files["/a.zip"] = ZIP, ("stall", 9, 0)
@@ -262,8 +328,14 @@ def test_failures_name_the_address_and_what_to_do(server, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("body, words", [(b"\n<!DOCTYPE html><title>Sign in</title>", "an HTML page, not an archive"),
-                                         (b"GIF89a", "a file that begins b'GIF89a'"), (b"", "begins b''")])
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"\n<!DOCTYPE html><title>Sign in</title>", "an HTML page, not an archive"),
+        (b"GIF89a", "a file that begins b'GIF89a'"),
+        (b"", "begins b''"),
+    ],
+)
 def test_what_is_no_archive(server, tmp_path, body, words):
     server.files["/a.zip"] = body, None
     with pytest.raises(ValueError, match=words):
@@ -288,9 +360,14 @@ def test_full_disk(server, tmp_path, monkeypatch):
 
 def test_nothing_leaves_the_folder(server, tmp_path):
     evil = [("../../evil.jpg", LABELS[0][1], *LABELS[0][2:]), *LABELS[1:]]
-    server.files["/compositional_split_natural.tar.gz"] = tarred(below("ut-zap50k", layout(evil))), None
+    server.files["/compositional_split_natural.tar.gz"] = (
+        tarred(below("ut-zap50k", layout(evil))),
+        None,
+    )
     server.files["/ut-zap50k-images.zip"] = zipped({inside: b"" for _, inside, *_ in LABELS}), None
-    with pytest.raises(ValueError, match=re.escape("names outside the folder (images/../../evil.jpg)")):
+    with pytest.raises(
+        ValueError, match=re.escape("names outside the folder (images/../../evil.jpg)")
+    ):
         download.download("utzappos", tmp_path / "root")
     for name in "images/../../evil.jpg", "images/..\\evil.jpg", "../evil.jpg", "/evil.jpg":
         server.files["/cgqa.zip"] = zipped({**layout(), name: b"evil"}), None
@@ -304,7 +381,9 @@ def test_nothing_leaves_the_folder(server, tmp_path):
 
 def test_links_are_not_unpacked(tmp_path):
     files = {"a/" + name: content for name, content in layout().items()}
-    (tmp_path / "a.tar.gz").write_bytes(tarred(files, **{"a/images/link.jpg": "/etc/passwd", "a/images": "/tmp"}))
+    (tmp_path / "a.tar.gz").write_bytes(
+        tarred(files, **{"a/images/link.jpg": "/etc/passwd", "a/images": "/tmp"})
+    )
     info = zipfile.ZipInfo("a/images/link.jpg")
     info.external_attr = 0o120777 << 16
     (tmp_path / "a.zip").write_bytes(zipped({**files, info: "/etc/passwd"}))
@@ -314,7 +393,9 @@ def test_links_are_not_unpacked(tmp_path):
         assert tree(tmp_path / f"{archive} out") == layout()
 
 
-@pytest.mark.parametrize("harm", [lambda body: body[:-400], lambda body: body[:300] + bytes(200) + body[500:]])
+@pytest.mark.parametrize(
+    "harm", [lambda body: body[:-400], lambda body: body[:300] + bytes(200) + body[500:]]
+)
 @pytest.mark.parametrize("make", [zipped, tarred])
 def test_damaged_archives_leave_nothing(tmp_path, harm, make):
     noise = random.Random(0).randbytes(5000)
@@ -334,25 +415,25 @@ def test_an_archive_of_something_else(tmp_path):
 
 
 def encrypted(archive, name):
-    """The zip file's bytes with one member marked as encrypted, in its local and its central header."""
+    """The zip file's bytes with one member marked as encrypted, in both of its headers."""
     body = bytearray(archive)
     for signature, flag, start in (b"PK\x03\x04", 6, 30), (b"PK\x01\x02", 8, 46):
         place = body.find(signature)
         while place >= 0:
-            if body[place + start:].startswith(name.encode()):
+            if body[place + start :].startswith(name.encode()):
                 body[place + flag] |= 1
             place = body.find(signature, place + 1)
     return bytes(body)
 
 
 def of_method(archive, name, method):
-    """The zip file's bytes with one member said to be packed by another method."""
+    """The zip file's bytes with one member said to be packed by another method, in both headers."""
     body = bytearray(archive)
     for signature, field, start in (b"PK\x03\x04", 8, 30), (b"PK\x01\x02", 10, 46):
         place = body.find(signature)
         while place >= 0:
-            if body[place + start:].startswith(name.encode()):
-                body[place + field:place + field + 2] = method.to_bytes(2, "little")
+            if body[place + start :].startswith(name.encode()):
+                body[place + field : place + field + 2] = method.to_bytes(2, "little")
             place = body.find(signature, place + 1)
     return bytes(body)
 
@@ -361,14 +442,18 @@ def test_members_that_cannot_be_opened_are_named_and_the_archive_stays(tmp_path)
     files = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
     body = of_method(encrypted(zipped(files), "images/1.jpg"), "images/2.jpg", 97)
     (tmp_path / "a.zip").write_bytes(body)
-    with pytest.raises(ValueError, match="2 files encrypted.*1.jpg .*encrypted.*2.jpg .*another program"):
+    with pytest.raises(
+        ValueError, match="2 files encrypted.*1.jpg .*encrypted.*2.jpg .*another program"
+    ):
         download.unpack(tmp_path / "a.zip", tmp_path, download.plan_layout)
     assert tree(tmp_path) == {"a.zip": body}
 
 
 @pytest.mark.parametrize("moves", range(5))
-def test_a_kill_between_the_moves_is_made_good_by_the_next_run(server, tmp_path, monkeypatch, moves):
-    """Killed after so many moves, with nothing cleared up; the next run has no need of the server."""
+def test_a_kill_between_the_moves_is_made_good_by_the_next_run(
+    server, tmp_path, monkeypatch, moves
+):
+    """Killed after so many moves, with nothing cleared up; the next run needs no server."""
     files = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
     server.files["/cgqa.zip"] = zipped(files), None
     replace, moved = download.os.replace, []
@@ -391,16 +476,22 @@ def test_a_kill_between_the_moves_is_made_good_by_the_next_run(server, tmp_path,
 
 
 def test_without_a_connection_it_says_what_to_put_where(tmp_path, monkeypatch, capsys):
-    addresses = {name: f"http://127.0.0.1:1/{url.rpartition('/')[2]}" for name, url in download.ADDRESSES.items()}
+    addresses = {
+        name: f"http://127.0.0.1:1/{url.rpartition('/')[2]}"
+        for name, url in download.ADDRESSES.items()
+    }
     monkeypatch.setattr(download, "ADDRESSES", addresses)
     monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     with pytest.raises(SystemExit) as end:
         download.main(["utzappos", "--data-root", str(tmp_path), "--vectors", "word2vec", "glove"])
     said = capsys.readouterr().err
     assert end.value.code == 2 and "without a connection here, fetch elsewhere" in said
-    for source, place in [("splits", "ut-zap50k/compositional_split_natural.tar.gz"),
-                          ("utzappos", "ut-zap50k/ut-zap50k-images.zip"),
-                          ("word2vec", "w2v/GoogleNews-vectors-negative300.bin.gz"), ("glove", "glove/glove.6B.zip")]:
+    for source, place in [
+        ("splits", "ut-zap50k/compositional_split_natural.tar.gz"),
+        ("utzappos", "ut-zap50k/ut-zap50k-images.zip"),
+        ("word2vec", "w2v/GoogleNews-vectors-negative300.bin.gz"),
+        ("glove", "glove/glove.6B.zip"),
+    ]:
         assert f"  {addresses[source]}\n    as {tmp_path / place}\n" in said
     assert not tree(tmp_path)
 

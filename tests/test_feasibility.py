@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import feasibility as F
+import words
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -309,7 +311,7 @@ NO_TABLES = [json.dumps({"objects": table}) for table in
     (["--combine", "other.npz"], "no 'old' in other.npz"),
     (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
     (["--published", "sizes.npz"], "sizes.npz: feasibility is (7,); expected (3, 3)"),
-    (["--vectors", "fewer.npz"], "fewer.npz: [(2, 3), (3, 3)] vectors for [(3,), (3,)] names"),
+    (["--vectors", "fewer.npz"], "fewer.npz: state_vectors has shape (2, 3); expected (3, D) for states"),
     (["--vectors", "shorter.txt"], "shorter.txt, line 2: 'small' needs 3 numbers, not '1 0'"),
     (["--vectors", "letters.txt"], "letters.txt, line 1: 'old' needs 2 numbers, not '0.5 x'"),
     (["--names", "bad.txt"], "bad.txt: expected JSON, {name: word} ("),
@@ -349,3 +351,171 @@ def test_file_works_alone(files):
     (files / "feasibility.py").write_bytes(Path(F.__file__).read_bytes())
     command = [sys.executable, "feasibility.py", "--pairs", "pairs.txt", "--vectors", "vectors.txt", "--state", "wet"]
     assert "| wet | cat 0.70 | cat 0.70 |" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# ---- what people bring (types, pair lists, vector files) ----
+
+
+def test_every_float_type_gives_the_mask_of_its_numbers():
+    rng = np.random.default_rng(0)
+    for dtype in ("float64", "float32", "float16"):
+        scores = rng.uniform(-1, 1, (7, 9)).astype(dtype)
+        scores[0, :3] = 0.1, 0.7, -0.3  # rounded, these lie on either side of the threshold
+        seen = rng.random((7, 9)) < 0.3
+        for threshold in (0.1, 0.7, -0.3, float(scores[2, 2]), scores[2, 2], np.inf):
+            expected = [[bool(seen[s, o]) or float(scores[s, o]) >= float(threshold)
+                         for o in range(9)] for s in range(7)]
+            assert F.hard_mask(scores, seen, threshold).tolist() == expected
+        wide = scores.astype(float)
+        for inverse in (False, True):
+            assert np.array_equal(F.median_mask(scores, seen, inverse=inverse),
+                                  F.median_mask(wide, seen, inverse=inverse))
+
+
+SCORES = np.array([[0.1, 0.4], [0.3, 0.2]])
+NOT_SEEN = np.zeros((2, 2), bool)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: F.hard_mask(SCORES, NOT_SEEN, np.nan), "threshold is nan; expected a number"),
+    (lambda: F.hard_mask(SCORES, NOT_SEEN, "0.3"), "threshold is '0.3'"),
+    (lambda: F.hard_mask(SCORES, NOT_SEEN, None), "threshold is None"),
+    (lambda: F.hard_mask(SCORES, NOT_SEEN, [0.3]), "threshold is"),
+    (lambda: F.hard_mask(SCORES.astype(str), NOT_SEEN, 0.3), "feasibility is <U32; expected floats"),
+    (lambda: F.hard_mask(SCORES.astype("uint8"), NOT_SEEN, 0.3), "feasibility is uint8"),
+    (lambda: F.hard_mask([[1, 2], [3]], NOT_SEEN, 0.3), "feasibility is no array"),
+    (lambda: F.ranked(SCORES.astype("uint8"), NOT_SEEN), "feasibility is uint8"),
+    (lambda: F.ranked(SCORES, NOT_SEEN, top=1.5), "top is 1.5; expected an integer"),
+    (lambda: F.ranked(SCORES, NOT_SEEN, top="3"), "top is '3'"),
+    (lambda: F.ranked(SCORES, NOT_SEEN, top=True), "top is True"),
+    (lambda: F.median_mask(SCORES, "seen"), "seen is <U4"),
+    (lambda: F.combine(SCORES, SCORES, weight="0.5"), "weight is '0.5'"),
+    (lambda: F.combine(SCORES, SCORES, weight=np.nan), "weight is nan"),
+    (lambda: F.combine(SCORES, SCORES.astype(str), weight=0.5), "external is <U32"),
+    (lambda: F.rank_correlation(["a"], ["b"]), "a is <U1"),
+    (lambda: F.feasibility_scores([["a"]], [[1.0]], [[True]]), "state_vectors is <U1"),
+    (lambda: F.feasibility_scores([[1.0]], [[1.0]], [[True]], mix=["mean"]), "unknown mix"),
+    (lambda: F.read_vectors("no file", ["old"], ["cat"], {}, missing="skip"), "missing is 'skip'"),
+])
+def test_wrong_types_are_value_errors_that_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_integers_of_numpy_are_a_top_and_an_index():
+    assert len(F.ranked(SCORES, NOT_SEEN, top=np.uint8(2)).overall[0]) == 2
+    assert F.explain(np.uint64(0), np.uint8(1), STATE_VECTORS, OBJECT_VECTORS, SEEN).lend_state
+
+
+SPACED = {("Off White", "rain coat"), ("wet", "dog")}
+
+
+@pytest.mark.parametrize("text, training, everything", [
+    ("Off White\train coat\nwet\tdog\n", SPACED, SPACED),
+    ("Off White,rain coat\r\n\r\nwet, dog\r\n", SPACED, SPACED),
+    ("\ufeffwet dog\n  small   dog \n", {("wet", "dog"), ("small", "dog")}, None),
+    ("image,state,object,split\na.jpg,Off White,rain coat,Training\nb.jpg,wet,dog,train\n"
+     "c.jpg,wet,cat,val\nd.jpg,NA,cat,train\n,,,\n", SPACED, SPACED | {("wet", "cat")}),
+    ('sep=;\nImage;attr;"obj";set\na.jpg;"Off White";rain coat;train\nb.jpg;wet;dog;TRAIN\n', SPACED,
+     SPACED),
+    ("image\tstate\tobject\na.jpg\tOff White\train coat\nb.jpg\twet\tdog\n", SPACED, SPACED),
+], ids="tab comma spaces images.csv semicolon no-split".split())
+def test_pair_lists_and_tables_of_images(text, training, everything, tmp_path):
+    path = tmp_path / "images.csv"
+    path.write_bytes(text.encode())
+    assert F.read_pairs(path, training=True) == training
+    assert F.read_pairs(path) == (everything or training)
+    assert F.read_pairs(tmp_path, training=True) == training  # the folder
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"a b\tc\nwet dog\n", "line 1: expected"), (b"wet\tdog\nwet\t\n", "line 2: expected"),
+    (b"image,state,object\na.jpg,wet,\n", "line 2: state or object is empty"),
+    (b"image,state,object,split\na.jpg,wet,dog,val\n", "has no training rows"),
+    ("wet caf\xe9\n".encode("latin-1"), "no UTF-8 text")])
+def test_bad_pair_lists_are_named(content, message, tmp_path):
+    (tmp_path / "pairs.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=f"pairs.txt.*{message}"):
+        F.read_pairs(tmp_path / "pairs.txt", training=True)
+
+
+NAMES = ["Faux.Fur", "Faux.Leather", "Nubuck", "Boots.Mid-Calf", "trash_can", "black_and_white", "old",
+         "Old", "Off White ", "Lip_and_Nail", "and", "--", "Red.T-Shirt", "new york"]
+
+
+def test_names_become_words_as_in_words_py():
+    for kind in ("glove", "text", "npz"):
+        for name in NAMES:
+            assert F._readings(name, kind) == words._readings(name, kind)
+            for reading in F._readings(name, kind):
+                for word in reading:
+                    assert F._spellings(word, kind) == words._spellings(word, kind)
+    assert F.EXCEPTIONS == words.EXCEPTIONS
+    assert F.EXCEPTIONS_OF_GLOVE == words.EXCEPTIONS_OF["glove"]
+
+
+VOCABULARY = "old new fake fur fake_fur leather grainy shoe midcalf boots red and york trashcan can trash"
+
+
+def vector_text(header=b"", between=b" ", bom=b"", first=b""):
+    rng = np.random.default_rng(0)
+    lines = []
+    for word in VOCABULARY.split() + ["old", "fur"]:  # repeated: the first counts
+        lines.append(between.join([word.encode(), *(f"{x:.4f}".encode() for x in rng.normal(size=4))]))
+    return bom + header + first + b"\n".join(lines) + b"\n"
+
+
+@pytest.mark.parametrize("content", [
+    vector_text(), vector_text(header=b"18 4\n"), vector_text(between=b"\t"),
+    vector_text(bom=b"\xef\xbb\xbf"), vector_text(bom=b"\xef\xbb\xbf", header=b"18 4\r\n"),
+    vector_text(first=b". . . 1 2 3 4\nold man 1 2 3 4\nat name@domain.com 1 2 3 4\n"),
+    gzip.compress(vector_text())], ids="plain counts tab bom bom+counts spaces gz".split())
+@pytest.mark.parametrize("missing", ["random", "mean"])
+def test_vector_files_read_as_in_words_py(content, missing, tmp_path):
+    path = tmp_path / "vectors"
+    path.write_bytes(content)
+    states, objects = NAMES[:7], ["Shoe", "new_leather", "wet dog", "red.boots"]
+    with pytest.warns(UserWarning, match="wet dog"):
+        ours = np.concatenate(F.read_vectors(path, states, objects, {}, missing=missing))
+    with pytest.warns(UserWarning, match="wet dog"):
+        theirs = words.word_vectors([*states, *objects], path, missing=missing)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_archives_of_vectors_read_as_in_words_py(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(4, 3))
+    np.savez(tmp_path / "a.npz", names=["Faux.Fur", "old", "Old", "shoe"], vectors=vectors)
+    np.savez(tmp_path / "b.npz", states=["Faux.Fur", "old"], state_vectors=vectors[:2],
+             objects=["Old", "shoe"], object_vectors=vectors[2:])
+    for name in ("a.npz", "b.npz"):
+        ours = F.read_vectors(tmp_path / name, ["Faux.Fur", "old"], ["Old", "old_shoe"], {})
+        theirs = words.word_vectors(["Faux.Fur", "old", "Old", "old_shoe"], tmp_path / name)
+        np.testing.assert_allclose(np.concatenate(ours), theirs, atol=1e-6)
+
+
+def test_binary_vectors_are_named(tmp_path):
+    (tmp_path / "w2v.bin").write_bytes(b"1 2\nold \x00\x00\x80?\x00\x00\x00\x00\n")
+    with pytest.raises(ValueError, match="w2v.bin begins with b'1 2.*expected text lines"):
+        F.read_vectors(tmp_path / "w2v.bin", ["old"], ["cat"], {})
+
+
+def test_script_refuses_a_top_of_zero(files, capsys):
+    for more in ([], ["--explain", "wet", "cat"]):
+        with pytest.raises(SystemExit):
+            run(capsys, "--top", "0", *more)
+        assert capsys.readouterr().err == "error: --top is 0; expected at least 1\n"
+
+
+def test_script_goes_on_without_vectors_and_reads_images_csv(files, capsys):
+    rows = "".join(f"a.jpg,{STATES[s]},{OBJECTS[o]},train\n" for s, o in np.argwhere(SEEN))
+    Path("images.csv").write_text("image,state,object,split\n" + rows + "b.jpg,wet,zebra,test\n")
+    expected = run(capsys)
+    for place in ("images.csv", "."):
+        assert run(capsys, "--pairs", place) == expected
+    with pytest.raises(SystemExit):
+        run(capsys, "--pairs", place, "--occur", "images.csv")
+    assert "has no vector for zebra; with" in capsys.readouterr().err
+    F.main(["--pairs", ".", "--occur", ".", "--vectors", "vectors.txt", "--missing", "random"])
+    out, error = capsys.readouterr()
+    assert "| these vectors |" in out
+    assert error == "warning: vectors.txt has no vector for zebra: random vectors stand in\n"

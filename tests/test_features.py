@@ -5,9 +5,11 @@ import hashlib
 import http.server
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -254,18 +256,18 @@ def test_broken_files_are_all_named(tmp_path, monkeypatch):
         if some is not None:
             (tmp_path / name).write_bytes(some)
     Image.new("L", (70000, 1)).save(tmp_path / "narrow.png")  # few pixels, but 256 x 17.9 million once resized
-    Image.new("1", (400, 400)).save(tmp_path / "big.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120_000)
+    Image.new("1", (500, 500)).save(tmp_path / "big.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120_000)  # as Pillow, twice that is read
     bad = [tmp_path / name for name in [*content, "missing.jpg"]]
     paths = [IMAGES[0], *bad[:4], IMAGES[1], *bad[4:]]
-    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(ValueError, match="of 7 of 9 images") as caught:
+    with pytest.raises(ValueError, match="of 7 of 9 images") as caught:
         features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3)
     for path, why in zip(bad, ("not an image", "not an image", "truncated", "truncated", "bomb", "bomb", "not there")):
         assert re.search(rf"{path} \([^)]*{why}", str(caught.value)), path
-    with pytest.warns(Image.DecompressionBombWarning):
-        made = features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3, skip_broken=True)
-        with pytest.raises(ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"):
-            features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
+    made = features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3,
+                            skip_broken=True)
+    with pytest.raises(ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"):
+        features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
     assert np.isnan(made[[1, 2, 3, 4, 6, 7, 8]]).all() and np.isfinite(made[[0, 5]]).all()
 
 
@@ -465,3 +467,290 @@ def test_script(tmp_path, weights, capsys, decoded):
 def test_missing_weights_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights file .*none.pth"):
         features.load_backbone(tmp_path / "none.pth")
+
+
+# What people bring
+
+
+def test_own_preprocessing_and_module():
+    def transform(image):  # as torchvision's, timm's and open_clip's: PIL image -> (3, 8, 6)
+        values = np.array(image.resize((6, 8)), np.float32)
+        return torch.from_numpy(values).permute(2, 0, 1) / 255
+
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 6, 5))
+    opened = [Image.open(path).convert("RGB") for path in IMAGES[:4]]
+    expected = module(torch.stack([transform(image) for image in opened])).detach()
+    made = features.extract(IMAGES[:4], backbone=module, preprocess=transform, device="cpu",
+                            batch_size=3)
+    np.testing.assert_allclose(made, expected, atol=1e-6)
+    upright = features.extract([HERE / "data/images/exif_rotated.jpg"], backbone=module,
+                               preprocess=transform, device="cpu", respect_orientation=True)
+    turned = ImageOps.exif_transpose(Image.open(HERE / "data/images/exif_rotated.jpg"))
+    np.testing.assert_allclose(upright, module(transform(turned)[None]).detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("transform, said", [
+    (np.array, "preprocess makes a ndarray, expected a tensor"),
+    (lambda image: torch.zeros(image.size), "tensors of several shapes, expected one"),
+    (lambda image: torch.zeros(3), r"makes \(3,\) of 3 images, not \(B, F\)")])
+def test_preprocessing_that_is_none(tmp_path, transform, said):
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (8 + number, 9)).save(path)
+    with pytest.raises(ValueError, match=said):
+        features.extract(paths, backbone=lambda batch: batch.sum(0), preprocess=transform,
+                         device="cpu")
+
+
+def test_large_photos_are_read_up_to_a_limit_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 150_000)
+    Image.new("RGB", (500, 400), "red").save(tmp_path / "large.png")  # 200,000 pixels
+    Image.new("RGB", (700, 500), "red").save(tmp_path / "huge.png")
+    options = {"backbone": mean_colour, "device": "cpu"}
+    made = features.extract(tmp_path / "large.png", **options)
+    with pytest.raises(ValueError, match="700 x 500 pixels, over the limit of 300,000 .*--max-pix"):
+        features.extract(tmp_path / "huge.png", **options)
+    lifted = features.extract(tmp_path / "huge.png", max_pixels=350_000, **options)
+    np.testing.assert_allclose(lifted, made, atol=1e-5)
+    with pytest.raises(ValueError, match="200 x 100 pixels|500 x 400 pixels"):
+        features.extract(tmp_path / "large.png", max_pixels=199_999, **options)
+    assert Image.MAX_IMAGE_PIXELS == 150_000
+
+
+def test_float_images(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 256, (300, 256), dtype=np.uint8)
+    expected = features._crop(Image.fromarray(grey))
+    for scale, name in ((255, "unit.tif"), (1, "bytes.tif")):
+        Image.fromarray(grey.astype(np.float32) / scale).save(tmp_path / name)
+        np.testing.assert_array_equal(features._crop(Image.open(tmp_path / name)), expected)
+    Image.fromarray(np.full((9, 9), 4000, np.float32)).save(tmp_path / "depth.tif")
+    Image.fromarray(np.full((9, 9), np.nan, np.float32)).save(tmp_path / "nan.tif")
+    for name in ("depth", "nan"):
+        with pytest.raises(ValueError, match=rf"{name}.tif \(floats from .* expected \[0, 1\]"):
+            features.extract(tmp_path / f"{name}.tif", backbone="pixels", device="cpu")
+
+
+def test_weights_as_training_loops_save_them(tmp_path):
+    state = {name: golden_parameter(name, value)
+             for name, value in features.resnet18().state_dict().items()}
+    parallel = {f"module.{name}": value for name, value in state.items()}
+    lightning = {f"backbone.{name}": value for name, value in state.items()}
+    lightning |= {"head.weight": torch.ones(2)}
+    kept = [parallel, lightning, {"state_dict": state}, {"model": parallel, "epoch": 3},
+            {"net": {f"module.{name}": value for name, value in lightning.items()}}]
+    kept[-1]["net"].pop("module.head.weight")
+    for stored in kept:
+        torch.save(stored, tmp_path / "kept.pth")
+        model = features.load_backbone(tmp_path / "kept.pth")
+        assert torch.equal(model.layer4[1].bn2.bias, state["layer4.1.bn2.bias"])
+    torch.save(torch.ones(2, 3), tmp_path / "one.pth")
+    with pytest.raises(ValueError, match=r"one.pth: .*one tensor \(2, 3\), expected a dict"):
+        features.load_backbone(tmp_path / "one.pth")
+
+
+def test_ignored_orientations_and_equal_files_are_noted(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    exif = Image.Exif()
+    exif[features.ORIENTATION] = 6
+    turned = dataset.path("red_shoe/0.png")
+    Image.new("RGB", (40, 30), "blue").save(turned, exif=exif)
+    dataset.path("red_shoe/4.png").write_bytes(turned.read_bytes())
+    dataset.path("red_shoe/5.png").write_bytes(dataset.path("red_shoe/1.png").read_bytes())
+    dataset.targets["val"][1] = 7  # 4.png; it is 0 as 0.png, in training
+    dataset.targets["val"][2] = 1  # 5.png as 1.png
+    for _ in range(2):  # the second time from the cache
+        notes = load(dataset, cheap)[0].notes
+        assert notes[0].startswith("2 images with an orientation that is ignored (red_shoe/0.png")
+        assert "--respect-orientation" in notes[0]
+        assert notes[1] == ("2 val images (66.7%) whose file is in train too by another name, "
+                            "1 with another composition: an accuracy ceiling of 66.7% of val for "
+                            "who answers as train shows")
+        assert notes[2].startswith("1 test image (100.0%) whose file is in train too by another")
+        assert len(notes) == 3
+    notes = load(dataset, cheap, respect_orientation=True)[0].notes
+    assert len(notes) == 2 and not dataset.notes
+
+
+@pytest.mark.parametrize("prefix", ["images/", "/elsewhere/data/images/"])
+def test_prefixes_in_feature_files(tmp_path, prefix):
+    dataset = make_dataset(tmp_path, 2)
+    np.savez(tmp_path / "mine.npz", files=[f"{prefix}red_shoe/{number}.png" for number in (1, 0)],
+             features=[[1.], [2.]])
+    made = features.load_features(dataset, file=tmp_path / "mine.npz")[1]
+    assert made["train"].tolist() == [[2]] and made["val"].tolist() == [[1]]
+
+
+def test_decomposed_names_in_feature_files(tmp_path):
+    dataset = make_dataset(tmp_path, 2)
+    dataset = dataset._replace(images=dataset.images | {"train": ["caf\u00e9.png"]})
+    np.savez(tmp_path / "mine.npz", files=["cafe\u0301.png", "red_shoe/1.png"],
+             features=[[3.], [4.]])
+    made = features.load_features(dataset, file=tmp_path / "mine.npz")[1]
+    assert made["train"].tolist() == [[3]]
+
+
+def test_tensors_of_every_kind(tmp_path):
+    dataset = make_dataset(tmp_path, 2)
+    files = ["red_shoe/0.png", "red_shoe/1.png"]
+    values = torch.tensor([[1., 2], [0, 0]])
+    for kind in (values.bfloat16(), values.clone().requires_grad_()):
+        torch.save({"files": files, "features": kind}, tmp_path / "mine.t7")
+        noted, made, _ = features.load_features(dataset, file=tmp_path / "mine.t7")
+        assert made["train"].tolist() == [[1, 2]]
+        assert noted.notes == ["1 image with features of zeros alone, which tell nothing: "
+                               "red_shoe/1.png"]
+    torch.save({"files": files, "features": values[:, :0]}, tmp_path / "mine.t7")
+    with pytest.raises(ValueError, match="mine.t7: features of 0 numbers"):
+        features.load_features(dataset, file=tmp_path / "mine.t7")
+    torch.save({"files": files, "features": 1e300 * values.double()}, tmp_path / "mine.t7")
+    with pytest.raises(ValueError, match="1 images are not finite: red_shoe/0.png"):
+        features.load_features(dataset, file=tmp_path / "mine.t7")
+
+
+# Where the cache lies
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Folders added to this list cannot be written (permissions do not bind root)."""
+    folders = []
+    temporary = features.tempfile.TemporaryFile
+
+    def refuse(dir):
+        if Path(dir) in folders:
+            raise PermissionError(13, "Read-only file system")
+        return temporary(dir=dir)
+
+    monkeypatch.setattr(features.tempfile, "TemporaryFile", refuse)
+    return folders
+
+
+def test_read_only_data(tmp_path, cheap, decoded, read_only):
+    dataset = make_dataset(tmp_path / "mine")
+    read_only.append(dataset.folder)
+    with pytest.raises(OSError, match="mine .Read-only file system.*--cache DIR"):
+        load(dataset, cheap)
+    assert not decoded  # it is found out before
+    noted, first, _ = load(dataset, cheap, fallback=tmp_path / "runs")
+    assert noted.notes == [f"{dataset.folder} cannot be written: features are cached in "
+                           f"{tmp_path / 'runs/mine-features.npz'}"]
+    again, second, _ = load(dataset, cheap, fallback=tmp_path / "runs")
+    assert not again.notes and len(decoded) == 6
+    np.testing.assert_array_equal(first["val"], second["val"])
+    same, _, _ = load(dataset, cheap, cache=tmp_path / "caches/here")
+    assert not same.notes and len(decoded) == 12
+    assert [path.name for path in (tmp_path / "caches/here").iterdir()] == ["mine-features.npz"]
+    assert [path.name for path in dataset.folder.iterdir()] == ["images"]
+    np.testing.assert_allclose(first["train"], colours(dataset, "train"), atol=1e-5)
+
+
+def test_a_cache_of_named_weights_serves_without_naming_them(tmp_path, cheap, decoded, monkeypatch):
+    dataset = make_dataset(tmp_path)
+    first, about = load(dataset, cheap)[1:]
+    moved = tmp_path / "moved.pth"
+    cheap.rename(moved)
+    _, second, same = load(dataset, None)
+    assert same == about and len(decoded) == 6
+    np.testing.assert_array_equal(first["val"], second["val"])
+    # Of an image more, the weights file is needed, and found where it was.
+    moved.rename(cheap)
+    Image.new("RGB", (9, 9), "white").save(dataset.path("red_shoe/0.png"))
+    np.testing.assert_allclose(load(dataset, None)[1]["train"], colours(dataset, "train"), atol=1e-5)
+    assert decoded[6:] == ["0.png"]
+    # Where it is not, and nothing can be downloaded, the cache is mentioned.
+    cheap.unlink()
+    Image.new("RGB", (9, 9), "black").save(dataset.path("red_shoe/0.png"))
+
+    def offline(weights):
+        raise OSError("cannot download")
+
+    monkeypatch.setattr(features, "load_backbone", offline)
+    with pytest.raises(OSError, match="cannot download; .* are in .*features.npz .6 images, ResN"):
+        load(dataset, None)
+
+
+def test_a_damaged_cache_is_named(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    load(dataset, cheap)
+    content = bytearray((tmp_path / "features.npz").read_bytes())
+    with np.load(tmp_path / "features.npz") as stored:
+        place = bytes(content).index(stored["features"].tobytes())
+    content[place + 2] ^= 4
+    (tmp_path / "features.npz").write_bytes(content)
+    with pytest.raises(ValueError, match="features.npz is damaged .*; a cache may be removed"):
+        load(dataset, cheap)
+
+
+# Several processes
+
+
+WORKER = f"""if True:
+    import os, pathlib, sys
+    sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
+    folder, kill_rank = pathlib.Path(sys.argv[1]), sys.argv[2]
+    import numpy as np, features, test_features
+    calls = []
+    def network(batch):
+        calls.append(0)
+        if os.environ["RANK"] == kill_rank and len(calls) == 4:
+            os._exit(9)
+        return 2 * test_features.mean_colour(batch)
+    features.SAVE_EVERY, features.load_backbone = 0, lambda weights: network
+    dataset = test_features.make_dataset(folder, 12)
+    _, made, _ = features.load_features(dataset, weights=folder / "cheap.pth", device="cpu",
+                                        batch_size=1)
+    np.savez(folder.parent / ("made-" + os.environ["RANK"]), calls=len(calls), **made)
+"""
+
+
+def run_processes(folder, count, kill_rank="none"):
+    """Exit statuses of so many processes that extract together, as torchrun starts and ends them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank in range(count):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        running.append(subprocess.Popen([sys.executable, "-c", WORKER, str(folder), kill_rank],
+                                        env=environment, stdin=subprocess.DEVNULL))
+    try:
+        if kill_rank != "none":
+            running[int(kill_rank)].wait(100)
+            time.sleep(1)  # the others reach the end of their shares
+            for process in running:
+                process.kill()
+        return [process.wait(100) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def test_two_processes_share_the_images(tmp_path):
+    folder = tmp_path / "mine"
+    dataset = make_dataset(folder, 12)
+    (folder / "cheap.pth").write_text("2")
+    assert run_processes(folder, 2) == [0, 0]
+    for rank in (0, 1):
+        with np.load(tmp_path / f"made-{rank}.npz") as made:
+            assert made["calls"] == 6
+            for phase in data.PHASES:
+                np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
+    assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
+    with np.load(folder / "features.npz") as stored:
+        assert len(stored["files"]) == 12
+
+
+def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
+    folder = tmp_path / "mine"
+    dataset = make_dataset(folder, 12)
+    (folder / "cheap.pth").write_text("2")
+    run_processes(folder, 2, kill_rank="1")
+    assert (folder / "features.partial-1.npz").exists() and not (folder / "features.npz").exists()
+    monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: 2 * mean_colour(x))
+    made = load(dataset, folder / "cheap.pth")[1]
+    assert 0 < len(decoded) <= 10  # not those of either process again
+    for phase in data.PHASES:
+        np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
+    assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]

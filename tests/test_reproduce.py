@@ -1,4 +1,5 @@
-"""The paper's tables and figures in quick form, on a dataset of a few images: complete, reused, continued."""
+"""The paper's tables and figures in quick form, on a dataset of a few images: complete, reused,
+continued, with both recipes, a model of one's own, and a run that fails."""
 
 import csv
 import json
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import baselines
+import compcos
 import experiment
 import reproduce
 import train
@@ -20,48 +23,74 @@ PAPER = HERE / "../../shared/paper.tex"
 
 
 def make(folder, images):
-    """Own data: 4 states x 5 objects, 19 compositions, features that tell them apart; optionally images."""
+    """Own data: 4 states x 5 objects, 19 compositions, features that tell them apart; optionally
+    images."""
     random = np.random.default_rng(0)
-    states, objects = (list("wxyz"), list("abcde"))
-    own = ("train", "val", "train", "test", "train")
-    split = {(s, o): own[(s + 2 * o) % 5] for s in range(4) for o in range(5) if (s, o) != (3, 3)}
-    looks, rows, features = random.normal(size=(9, 16)), [], []
+    states = list("wxyz")
+    objects = list("abcde")
+    looks = random.normal(size=(9, 16))
+    rows = []
+    features = []
     (folder / "images").mkdir(parents=True)
-    for (s, o), own in split.items():
+    for s, o in np.ndindex(4, 5):
+        if (s, o) == (3, 3):  # occurs nowhere
+            continue
+        shown_in = ("train", "val", "train", "test", "train")[(s + 2 * o) % 5]
         for phase, count in dict(train=8, val=3, test=3).items():
-            for _ in range(count if own in ("train", phase) else 0):
-                rows.append([f"{len(rows)}.png", states[s], objects[o], phase])
+            if shown_in not in ("train", phase):
+                continue
+            for _ in range(count):
+                name = f"{len(rows)}.png"
+                rows.append([name, states[s], objects[o], phase])
                 features.append(looks[s] + looks[4 + o] + random.normal(size=16))
                 if images:
-                    Image.new("RGB", (20, 30), (60 * s, 50 * o, 90)).save(folder / "images" / rows[-1][0])
+                    picture = Image.new("RGB", (20, 30), (60 * s, 50 * o, 90))
+                    picture.save(folder / "images" / name)
     with open(folder / "images.csv", "w", newline="") as file:
         csv.writer(file).writerows([["image", "state", "object", "split"], *rows])
-    np.savez(folder / "features.npz", files=[row[0] for row in rows], features=np.array(features, np.float32))
-    vectors = {name: random.normal(size=20).round(3) for name in states + objects}
-    (folder / "vectors.txt").write_text("".join(f"{name} {' '.join(map(str, row))}\n" for name, row in vectors.items()))
+    names = [row[0] for row in rows]
+    np.savez(folder / "features.npz", files=names, features=np.array(features, np.float32))
+    with open(folder / "vectors.txt", "w") as file:
+        for name in states + objects:
+            numbers = " ".join(str(value) for value in random.normal(size=20).round(3))
+            file.write(f"{name} {numbers}\n")
     return folder
 
 
 def run(folder, *options):
-    """A quick report; the folder and report.json."""
-    reproduce.main(["--dataset", folder, "--device", "cpu", "--quick", "--out", folder / "out", "--seeds", 0, 1,
-                    *options])
-    return folder / "out", json.loads((folder / "out/report.json").read_text())
+    """A quick report; the folder and report.json. (A later --out or --seeds takes effect.)"""
+    out = folder / "out"
+    reproduce.main(["--dataset", folder, "--device", "cpu", "--quick", "--out", out, "--seeds", 0,
+                    1, *options])
+    return out, json.loads((out / "report.json").read_text())
 
 
 def numbers(value, path=""):
     """(path, number) of all that is not text."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if children is None:
-        return [] if isinstance(value, str) else [(path, value)]
+    if isinstance(value, str):
+        return []
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    else:
+        return [(path, value)]
     return [found for key, child in children for found in numbers(child, f"{path}/{key}")]
 
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Counts epochs."""
-    epochs, original = [], train.train_epoch
-    monkeypatch.setattr(train, "train_epoch", lambda *args: epochs.append(args) or original(*args))
+    """Notes every epoch by its model's class; not those of Apart, which trains some more to choose
+    its settings."""
+    epochs = []
+    original = train.train_epoch
+
+    def train_epoch(model, *args, **keywords):
+        if type(model).__name__ != "Apart":
+            epochs.append(type(model).__name__)
+        return original(model, *args, **keywords)
+
+    monkeypatch.setattr(train, "train_epoch", train_epoch)
     return epochs
 
 
@@ -82,43 +111,71 @@ def test_interrupted_continued_complete_and_reused(toy, trained, monkeypatch, ca
         patch.setattr(experiment, "selection", interrupt)
         with pytest.raises(SystemExit) as stop:  # in the second epoch of the third run
             run(toy)
-    assert stop.value.code == 130 and "the same reproduce.py command goes on" in capsys.readouterr().err
-    assert [path.parent.parent.name for path in (toy / "out").rglob("metrics.json")] == ["full", "full"]
+    assert stop.value.code == 130
+    assert "the same reproduce.py command goes on" in capsys.readouterr().err
+    finished = [path.parent.parent.name for path in (toy / "out").rglob("metrics.json")]
+    assert finished == ["full", "full"]
     out, report = run(toy)
     assert capsys.readouterr().out.count(": kept") == 2
-    assert len(trained) == 1 + 3 * 2 * len(reproduce.RUNS)  # the interrupted epoch twice, no other
+    counted = len(reproduce.PAPER_RUNS) + len(set(baselines.MODELS) - {"apart"})
+    assert len(trained) == 1 + 3 * 2 * counted  # the interrupted epoch twice, no other
+    check_complete(out, report)
 
-    assert set(reproduce.SECTIONS) <= set(report)
-    cells = [pair for name in reproduce.SECTIONS for pair in numbers(report[name], name)]
-    assert len(cells) > 1000 and [path for path, value in cells if value is None or not math.isfinite(value)] == []
     text = (out / "report.md").read_text()
-    assert "nan" not in text and all(title in text for _, title, _ in reproduce.SECTIONS.values())
-    for name in re.findall(r"\]\((.*?)\)", text):
+    before = text.split("## Findings")[1]
+    trained.clear()
+    assert run(toy)[1] == report and not trained
+    assert (out / "report.md").read_text().split("## Findings")[1] == before
+    check_numbers(out, report)
+
+
+def check_complete(out, report):
+    """All sections, numbers and pictures of the paper are there."""
+    assert set(reproduce.PAPER_SECTIONS) <= set(report) and "strong" not in report
+    cells = [pair for name in reproduce.PAPER_SECTIONS for pair in numbers(report[name], name)]
+    assert len(cells) > 1000
+    assert [path for path, value in cells if value is None or not math.isfinite(value)] == []
+    text = (out / "report.md").read_text()
+    assert "nan" not in text
+    for name in reproduce.PAPER_SECTIONS:
+        assert reproduce.SECTIONS[name].title in text
+    pictures = re.findall(r"\]\((.*?)\)", text)
+    assert len(pictures) == 4
+    for name in pictures:
         with Image.open(out / name) as picture:
             assert min(picture.size) > 200
-    assert text.count("](") == 4
 
-    before, trained[:] = text.split("## Findings")[1], []
-    assert run(toy)[1] == report and not trained and (out / "report.md").read_text().split("## Findings")[1] == before
-    # the numbers are those of the runs, and the masks made here give what the runs found
-    held = [json.loads((out / f"runs/full/seed{seed}/metrics.json").read_text()) for seed in (0, 1)]
-    aucs = [one["test"]["open_masked"]["exact"]["auc"] for one in held]
-    assert report["table1"]["open"]["CompCos, mask"]["exact"]["AUC"] == pytest.approx(
-        dict(mean=np.mean(aucs), std=np.std(aucs), seeds=2))
+
+def check_numbers(out, report):
+    """The numbers are those of the runs, and the masks made here give what the runs found."""
+    aucs = []
+    for seed in (0, 1):
+        metrics = json.loads((out / f"runs/full/seed{seed}/metrics.json").read_text())
+        aucs.append(metrics["test"]["open_masked"]["exact"]["auc"])
+    expected = dict(mean=np.mean(aucs), std=np.std(aucs), seeds=2)
+    ours = report["table1"]["open"]["CompCos, mask"]["exact"]["AUC"]
+    assert ours == pytest.approx(expected)
     for mask, label in ("no mask", "CompCos"), ("best", "CompCos, mask"):
         for protocol in reproduce.PROTOCOLS:
+            tried = report["strategies"][f"CompCos, {mask}"][protocol]
             for column, value in report["masking"][label][protocol].items():
-                assert report["strategies"][f"CompCos, {mask}"][protocol][column] == pytest.approx(value), column
+                assert tried[column] == pytest.approx(value), column
     full = report["masking"]["CompCos"]
-    assert report["margins"]["CompCos, α > 0 and warm-up"] == report["primitives"]["mean"] == full
-    kinds = [value["mean"] for kind, value in report["qualitative"].items() if "right" in kind or "wrong" in kind]
-    assert len(kinds) == 4 and sum(kinds) == pytest.approx(1)
+    assert report["margins"]["CompCos, α > 0 and warm-up"] == full
+    assert report["primitives"]["mean"] == full
+    shares = []
+    for kind, value in report["qualitative"].items():
+        if "right" in kind or "wrong" in kind:
+            shares.append(value["mean"])
+    assert len(shares) == 4 and sum(shares) == pytest.approx(1)
 
 
 def test_only_what_is_asked_for_and_other_settings_start_anew(toy, trained, tmp_path, capsys):
     first = ["--only", "threshold", "--seeds", 0, "--out", tmp_path / "out"]
-    _, _ = run(toy, *first), capsys.readouterr()
-    assert len(trained) == 3 and {path.name for path in (tmp_path / "out/runs").iterdir()} == {"full"}
+    run(toy, *first)
+    capsys.readouterr()
+    assert len(trained) == 3
+    assert [path.name for path in (tmp_path / "out/runs").iterdir()] == ["full"]
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert "threshold" in report and "table1" not in report
     (tmp_path / "out/runs/full/seed0/last.pt").rename(tmp_path / "kept.pt")
@@ -128,24 +185,120 @@ def test_only_what_is_asked_for_and_other_settings_start_anew(toy, trained, tmp_
     assert (settings["margin"], settings["epochs"]) == (0.1, 3)
 
 
+def test_both_recipes(toy, tmp_path, capsys):
+    """The section trains what it needs and no more; its numbers are those of the runs."""
+    out = tmp_path / "out"
+    run(toy, "--only", "strong", "--seeds", 0, "--out", out)
+    report = json.loads((out / "report.json").read_text())
+    names = {path.name for path in (out / "runs").iterdir()}
+    assert names == {"full", *reproduce.STRONG_RUNS}
+    settings = {}
+    auc = {}
+    for name in names:
+        metrics = json.loads((out / "runs" / name / "seed0/metrics.json").read_text())
+        settings[name] = metrics["settings"]
+        auc[name] = metrics["test"]["open"]["exact"]["auc"]
+    members = {name: settings[name]["members"] for name in reproduce.RECIPES.values()}
+    assert members == dict(full=1, published4=4, strong1=1, strong4=4, strong16=16)
+    for label, name in reproduce.RECIPES.items():
+        assert settings[name]["recipe"] == label.split(",")[0]
+        assert report["strong"]["open"][label]["exact"]["AUC"]["mean"] == auc[name]
+    # each change is one setting against the whole recipe (a scale and its margin go together)
+    changes = report["strong"]["changes"]
+    for name, (label, _) in reproduce.CHANGES.items():
+        differing = {key for key, value in settings["strong4"].items()
+                     if settings[name][key] != value}
+        assert len(differing) == (3 if "length" in name else 1), (name, differing)
+        assert changes[label]["test"]["mean"] == auc[name]
+    assert settings["strong4"]["mask"] == "justified" and settings["full"]["mask"] == "published"
+    # once they are there, the first picture shows them
+    run(toy, "--only", "curves", "--seeds", 0, "--out", out)
+    curves = json.loads((out / "report.json").read_text())["curves"]
+    assert curves["CompCos, strong"] == auc["strong1"]
+    assert "run 1 of" in capsys.readouterr().out
+
+
+def test_own_model_gets_its_runs_and_rows(toy, tmp_path, monkeypatch):
+    class Mine(baselines.LabelEmbedPlus):
+        """A system of one's own."""
+
+    monkeypatch.setitem(baselines.MODELS, "mine", Mine)
+    for name in ("aop", "tmn", "symnet"):
+        monkeypatch.delitem(baselines.MODELS, name)
+    out = tmp_path / "out"
+    run(toy, "--only", "table1", "curves", "masking", "training", "--seeds", 0, "--out", out)
+    report = json.loads((out / "report.json").read_text())
+    assert (out / "runs/mine/seed0/metrics.json").exists()
+    assert "mine" in report["table1"]["closed"] and "mine, mask" in report["masking"]
+    assert "mine" in report["curves"] and "mine" in report["training"]
+    assert reproduce.look("mine") == reproduce.OTHER_LOOKS[0]
+    text = (out / "report.md").read_text()
+    assert "| mine | exact |" in text and "AoP" not in text
+
+
+def test_failed_run_is_named_and_the_others_go_on(toy, tmp_path, monkeypatch, capsys):
+    original = compcos.main.__wrapped__
+
+    def fail(argv):
+        if "--mix" in argv and argv[argv.index("--mix") + 1] == "max":
+            raise RuntimeError("the roof fell in")
+        if "closed" in argv:
+            raise ValueError("no world")
+        original(argv)
+
+    monkeypatch.setattr(compcos, "main", fail)
+    out = tmp_path / "out"
+    options = ["--only", "primitives", "qualitative", "threshold", "--seeds", 0, "--out", out]
+    with pytest.raises(SystemExit) as stop:
+        run(toy, *options)
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    log = out / "runs/max/seed0/output.txt"
+    assert f"max, seed 0: failed (the roof fell in), see {log}" in error
+    assert "RuntimeError: the roof fell in" in log.read_text()
+    text = (out / "report.md").read_text()
+    assert "Failed, and left out of the numbers: closed (seed 0), max (seed 0)" in text
+    assert "Left out: closed failed." in text and "qualitative.png" not in text
+    report = json.loads((out / "report.json").read_text())
+    assert list(report["primitives"]) == ["state", "object", "mean"]
+
+    monkeypatch.setattr(compcos, "main", original)  # the same command makes good what failed
+    run(toy, *options)
+    assert capsys.readouterr().out.count(": trained") == 2
+    assert "max" in json.loads((out / "report.json").read_text())["primitives"]
+
+
+def test_time_of_a_run_is_the_sum_of_its_epochs(tmp_path):
+    (tmp_path / "log.csv").write_text("epoch,loss,validation,seconds\n1,2,.1,3.5\n2,1,.2,.5\n")
+    (tmp_path / "metrics.json").write_text("{}")
+    (tmp_path / "run.json").write_text("{}")
+    run = reproduce.load(tmp_path)
+    assert run["seconds"] == 4 and run["log"]["loss"].tolist() == [2, 1]
+
+
 def test_without_images_and_beside_the_papers_figures(tmp_path, capsys):
     folder = make(tmp_path / "ut-zap50k", images=False)
-    reproduce.main(["--dataset", "utzappos", "--data-root", tmp_path, "--vectors", folder / "vectors.txt", "--device",
-                    "cpu", "--quick", "--seeds", 0, "--out", tmp_path / "out", "--only", "table1", "qualitative"])
-    text, report = (tmp_path / "out/report.md").read_text(), json.loads((tmp_path / "out/report.json").read_text())
+    out = tmp_path / "out"
+    reproduce.main(["--dataset", "utzappos", "--data-root", tmp_path, "--vectors",
+                    folder / "vectors.txt", "--device", "cpu", "--quick", "--seeds", 0, "--out",
+                    out, "--only", "table1", "qualitative"])
+    text = (out / "report.md").read_text()
+    report = json.loads((out / "report.json").read_text())
     assert "The picture is left out: utzappos has no images here" in text
     assert not (tmp_path / "out/qualitative.png").exists()
     row = report["table1"]["open"]["CompCos, mask"]
     assert list(row["paper"].values()) == pytest.approx([.351, .724, .593, .468, .369, .213])
     assert row["difference"]["HM"] == pytest.approx(row["published"]["HM"]["mean"] - .369)
-    assert "paper" not in report["table1"]["open"]["CompCos"] and f"{100 * row['difference']['HM']:+.1f}" in text
+    assert "paper" not in report["table1"]["open"]["CompCos"]
+    assert f"{100 * row['difference']['HM']:+.1f}" in text
     assert " ± " not in text.split("## Findings")[1]  # one seed deviates from nothing
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
 def test_transcription_of_the_paper():
     """Every row of numbers stands in paper.tex in that order, and the lists of the five objects."""
-    source = re.sub(r"\\cite\{.*?\}|\\multirow\{\d\}|\\hline|\\textbf|[{}\s]", "", PAPER.read_text())
+    commands = r"\\cite\{.*?\}|\\multirow\{\d\}|\\hline|\\textbf|[{}\s]"
+    source = re.sub(commands, "", PAPER.read_text())
     numbers = re.findall(r"(?<=[&\\])-?\d*\.?\d+(?=[&\\])", re.sub(r"\\(?=[&\\])", "&", source))
     held = json.loads((ROOT / "results/paper/tables.json").read_text())
     whole = ",".join(f"{float(number):g}" for number in numbers)

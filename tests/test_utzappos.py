@@ -1,6 +1,7 @@
-"""UT-Zappos end to end: the real pair lists and the true layout with drawn shoes, from --data-root to the table.
+"""UT-Zappos end to end: the real pair lists and the true layout with drawn shoes.
 
-Each phase has one image of each of its pairs: 83 + 30 + 36. tests/data/utzappos holds the published lists.
+From --data-root to the table. Each phase has one image of each of its pairs: 83 + 30 + 36.
+tests/data/utzappos holds the published lists.
 """
 
 import colorsys
@@ -22,20 +23,27 @@ import features
 from test_features import golden_parameter
 
 LISTS = Path(__file__).parent / "data/utzappos"
-PAIRS = {phase: [tuple(line.split()) for line in (LISTS / f"{phase}_pairs.txt").read_text().splitlines()]
-         for phase in ("train", "val", "test")}
-STATES, OBJECTS = (sorted({pair[part] for pairs in PAIRS.values() for pair in pairs}) for part in (0, 1))
+PAIRS = {}
+for phase in ("train", "val", "test"):
+    lines = (LISTS / f"{phase}_pairs.txt").read_text().splitlines()
+    PAIRS[phase] = [tuple(line.split()) for line in lines]
+STATES = sorted({state for pairs in PAIRS.values() for state, _ in pairs})
+OBJECTS = sorted({object_ for pairs in PAIRS.values() for _, object_ in pairs})
 WORDS = """canvas cotton fake fur leather thick hair nubuck nylon shiny rubber satin sheepskin suede
            synthetic wool ankle boots knee high midcalf sandals boat shoes clogs flats heels loafers
            oxford sneakers slippers""".split()
 VECTORS = dict(zip(WORDS, np.random.default_rng(1).standard_normal((len(WORDS), 300), np.float32)))
 
 
-def draw(path, state, thing, rng):
-    """A slice of a disc on white, as large as UT-Zappos' photos: its state colours it, its object opens it; noise."""
+def draw(path, state, object_, rng):
+    """A slice of a disc on white, as large as UT-Zappos' photos, with noise.
+
+    Its state colours it, its object opens it.
+    """
     image = Image.new("RGB", (136, 102), "white")
-    colour = tuple(int(255 * part) for part in colorsys.hsv_to_rgb(STATES.index(state) / len(STATES), 1, 0.8))
-    ImageDraw.Draw(image).pieslice((23, 6, 113, 96), 0, 30 * (OBJECTS.index(thing) + 1), colour)
+    parts = colorsys.hsv_to_rgb(STATES.index(state) / len(STATES), 1, 0.8)
+    colour = tuple(int(255 * part) for part in parts)
+    ImageDraw.Draw(image).pieslice((23, 6, 113, 96), 0, 30 * (OBJECTS.index(object_) + 1), colour)
     noisy = np.asarray(image) + rng.normal(0, 10, (102, 136, 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path)
@@ -44,17 +52,23 @@ def draw(path, state, thing, rng):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A --data-root as people have it: ut-zap50k/ and w2v/."""
-    root, rng, rows = tmp_path_factory.mktemp("data"), np.random.default_rng(0), []
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    rows = []
     split = root / "ut-zap50k/compositional-split-natural"
     split.mkdir(parents=True)
     for phase, pairs in PAIRS.items():
         (split / f"{phase}_pairs.txt").write_bytes((LISTS / f"{phase}_pairs.txt").read_bytes())
-        for state, thing in pairs:
+        for state, object_ in pairs:
             file = f"{7000000 + len(rows)}.{len(rows) % 10}.jpg"
-            image = f"{state}_{thing}/{file}"
-            rows.append(dict(image=image, _image=f"Shoes/{thing}/Brand/{file}", attr=state, obj=thing, set=phase))
-            draw(root / "ut-zap50k/images" / image, state, thing, rng)
-    rows[5:5] = [dict(rows[5], image="NA_NA/1.jpg", attr="NA", obj="NA"), dict(rows[5], image="2.jpg", set="NA")]
+            image = f"{state}_{object_}/{file}"
+            inside = f"Shoes/{object_}/Brand/{file}"
+            rows.append(dict(image=image, _image=inside, attr=state, obj=object_, set=phase))
+            draw(root / "ut-zap50k/images" / image, state, object_, rng)
+    rows[5:5] = [
+        dict(rows[5], image="NA_NA/1.jpg", attr="NA", obj="NA"),
+        dict(rows[5], image="2.jpg", set="NA"),
+    ]
     torch.save(rows, root / "ut-zap50k/metadata_compositional-split-natural.t7")
     (root / "w2v").mkdir()
     with open(root / "w2v/GoogleNews-vectors-negative300.bin", "wb") as file:
@@ -68,21 +82,26 @@ def root(tmp_path_factory):
 def weights(tmp_path_factory):
     """ResNet-18's parameters by the golden recipe, without the classifier."""
     path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.save({name: golden_parameter(name, like) for name, like in features.resnet18().state_dict().items()}, path)
+    state = features.resnet18().state_dict()
+    torch.save({name: golden_parameter(name, like) for name, like in state.items()}, path)
     return path
 
 
 def train(root, weights, out, *options):
     """What the command prints."""
+    arguments = ["--dataset", "utzappos", "--data-root", str(root), "--weights", str(weights)]
+    arguments += ["--device", "cpu", "--out", str(out)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        compcos.main(["--dataset", "utzappos", "--data-root", str(root), "--weights", str(weights), "--device", "cpu",
-                      "--out", str(out), *options])
+        compcos.main([*arguments, *options])
     return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def run(root, weights, tmp_path_factory):
-    """The first run: the folder it filled and what it printed. So few images take larger steps, and more epochs."""
+    """The first run: the folder it filled and what it printed.
+
+    So few images take larger steps, and more epochs.
+    """
     out = tmp_path_factory.mktemp("run")
     return out, train(root, weights, out, "--epochs", "60", "--lr", "3e-4", "--batch-size", "16")
 
@@ -102,8 +121,11 @@ def test_data_gives_the_published_counts(root, capsys):
     assert "utzappos: 16 states, 12 objects, 192 compositions; 116 listed, 76 in no list" in said
     assert "note: 2 rows with NA skipped" in said and "problem" not in said
     counts = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:5]}
-    assert counts == {"train": ["83", "0", "83", "83", "0"], "val": ["15", "15", "30", "15", "15"],
-                      "test": ["18", "18", "36", "18", "18"]}
+    assert counts == {
+        "train": ["83", "0", "83", "83", "0"],
+        "val": ["15", "15", "30", "15", "15"],
+        "test": ["18", "18", "36", "18", "18"],
+    }
 
 
 def test_candidates(run):
@@ -112,24 +134,39 @@ def test_candidates(run):
     assert (counts["val"]["closed"], counts["test"]["closed"]) == (98, 101)
     assert counts["val"]["open"] == counts["test"]["open"] == 192
     assert 83 <= counts["test"]["open_masked"] <= 192
-    assert {row["closed"] for row in answers(run[0])} <= {" ".join(pair) for pair in PAIRS["train"] + PAIRS["test"]}
+    closed_world = {" ".join(pair) for pair in PAIRS["train"] + PAIRS["test"]}
+    assert {row["closed"] for row in answers(run[0])} <= closed_world
 
 
 def test_table(run):
-    """Its rows at the fixed bias are means over the test images' answers, its other rows what metrics.json holds."""
+    """Its rows at the fixed bias are means over the test images' answers.
+
+    Its other rows are what metrics.json holds.
+    """
     out, printed = run
-    metrics, rows = metrics_of(out), answers(out)
-    title, head, *lines = printed[printed.index("utzappos, compcos, open world, seed 0"):].splitlines()
+    metrics = metrics_of(out)
+    rows = answers(out)
+    start = printed.index("utzappos, compcos, open world, seed 0")
+    title, head, *lines = printed[start:].splitlines()
     assert title.endswith("(test, %)")
     assert head.split() == ["candidates", "protocol", "S", "U", "HM", "AUC", "Sta", "Obj"]
-    for name, *of_protocols in zip(("closed", "open", "open_masked"), lines[:9:3], lines[1:9:3], lines[2:9:3]):
+    keys = "best_seen", "best_unseen", "best_hm", "auc", "state_accuracy", "object_accuracy"
+    for row_number, name in enumerate(("closed", "open", "open_masked")):
+        of_protocols = lines[3 * row_number:3 * row_number + 3]
         assert of_protocols[0].startswith(f"{name} ({metrics['candidates']['test'][name]}) ")
         for protocol, line in zip(("exact", "published"), of_protocols):
-            keys = ("best_seen", "best_unseen", "best_hm", "auc", "state_accuracy", "object_accuracy")
             expected = [f"{100 * metrics['test'][name][protocol][key]:.1f}" for key in keys]
             assert line.split(protocol)[1].split() == expected
-        right = {kind: [row[name] == row["truth"] for row in rows if row["seen"] == kind] for kind in "10"}
-        parts = [np.mean([row[name].split()[i] == row["truth"].split()[i] for row in rows]) for i in (0, 1)]
+        right = {"0": [], "1": []}  # of unseen, of seen compositions
+        right_state = []
+        right_object = []
+        for row in rows:
+            right[row["seen"]].append(row[name] == row["truth"])
+            state, object_ = row[name].split()
+            true_state, true_object = row["truth"].split()
+            right_state.append(state == true_state)
+            right_object.append(object_ == true_object)
+        parts = [np.mean(right_state), np.mean(right_object)]
         s, u, _, *primitives = of_protocols[2].split("fixed bias")[1].split()
         expected = [np.mean(right["1"]), np.mean(right["0"]), *parts]
         assert [s, u, *primitives] == [f"{100 * value:.1f}" for value in expected]
@@ -138,7 +175,7 @@ def test_table(run):
 
 
 def test_published_settings_and_cached_features(run, root, weights, tmp_path, monkeypatch):
-    """The second run, with the defaults: no image is opened, and its settings are the published ones."""
+    """The second run, with the defaults: no image is opened; its settings are the published."""
     cache = root / "ut-zap50k/features.npz"
     with np.load(cache) as stored:
         assert stored["features"].shape == (149, 512) and len(set(stored["files"])) == 149
@@ -146,14 +183,29 @@ def test_published_settings_and_cached_features(run, root, weights, tmp_path, mo
     monkeypatch.setattr(Image, "open", lambda path, *rest: pytest.fail(f"{path} is opened again"))
     assert "closed (101)" in train(root, weights, tmp_path, "--epochs", "2")
     assert cache.stat().st_mtime_ns == before
-    settings, digits = metrics_of(tmp_path)["settings"], hashlib.sha256(weights.read_bytes()).hexdigest()[:8]
-    expected = dict(backbone=f"ResNet-18 (weights {digits}), 224 of 256 pixels, frozen", vectors=["word2vec"],
-                    dataset="utzappos", states=16, objects=12, seen=83, images=dict(train=83, val=30, test=36),
-                    scale=50, margin=1, warmup=15, lr=5e-5, weight_decay=5e-5, batch_size=128, epochs=2)
+    settings = metrics_of(tmp_path)["settings"]
+    digits = hashlib.sha256(weights.read_bytes()).hexdigest()[:8]
+    expected = dict(
+        backbone=f"ResNet-18 (weights {digits}), 224 of 256 pixels, frozen",
+        vectors=["word2vec"],
+        dataset="utzappos",
+        states=16,
+        objects=12,
+        seen=83,
+        images=dict(train=83, val=30, test=36),
+        scale=50,
+        margin=1,
+        warmup=15,
+        lr=5e-5,
+        weight_decay=5e-5,
+        batch_size=128,
+        epochs=2,
+    )
     assert {name: settings[name] for name in expected} == expected
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["states"] == STATES and best["objects"] == OBJECTS
-    fur = best["weights"]["states"][STATES.index("Faux.Fur")]  # two steps of 5e-5 after it began as this mean:
+    # Two steps of 5e-5 after it began as this mean:
+    fur = best["weights"]["states"][STATES.index("Faux.Fur")]
     np.testing.assert_allclose(fur, (VECTORS["fake"] + VECTORS["fur"]) / 2, atol=1e-3)
 
 
@@ -161,12 +213,19 @@ def test_predict(run, root, weights, capsys):
     """Of image files, decoded anew: the answers that the run gave for them from cached features."""
     rows = answers(run[0])[::12]
     images = [str(root / "ut-zap50k/images" / row["image"]) for row in rows]
-    compcos.main(["--checkpoint", str(run[0] / "best.pt"), "--predict", *images, "--weights", str(weights),
-                  "--device", "cpu", "--candidates", "open", "--top", "3"])
+    arguments = ["--checkpoint", str(run[0] / "best.pt"), "--predict", *images]
+    arguments += ["--weights", str(weights), "--device", "cpu"]
+    compcos.main([*arguments, "--candidates", "open", "--top", "3"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("open: 192 candidates, bias ") and lines[1::4] == images and len(lines) == 13
+    assert (
+        lines[0].startswith("open: 192 candidates, bias ")
+        and lines[1::4] == images
+        and len(lines) == 13
+    )
     for row, line in zip(rows, lines[2::4]):
         score, *names = line.split()
-        assert " ".join(names[:2]) == row["open"] and float(score) == pytest.approx(float(row["open_score"]), abs=2e-3)
+        assert " ".join(names[:2]) == row["open"] and float(score) == pytest.approx(
+            float(row["open_score"]), abs=2e-3
+        )
         seen = tuple(names[:2]) in PAIRS["train"]
         assert names[2].startswith("(seen" if seen else "(unseen")

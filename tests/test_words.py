@@ -1,8 +1,12 @@
 """Word vectors against what the fastText and gensim packages gave (tests/data/words_*), and files written here."""
 
 import gzip
+import io
 import json
 import struct
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -196,9 +200,9 @@ def test_missing_words_stand_in(write):
 
 @pytest.mark.parametrize("content, message", [
     (b"<!DOCTYPE html>\n<html>", "<!DOCTYPE html>"), (b"", "b''"), (b"PK\x03\x04 no zip", "not a zip file"),
-    (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, the first word 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
+    (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, expected 2"), (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
     (b"old 0.1 0.2\nnew nan 1\n", "NaN"), (gzip.compress(text(rows()))[:-9], "ended before"),
-    (b"\x1f\x8bno gzip at all", "compression method"), (words.FASTTEXT + bytes(100), "version 0"),
+    (b"\x1f\x8bno gzip at all", "compression method"), (words.FASTTEXT_BEGINS + bytes(100), "version 0"),
     (binary(rows())[:-3], "ends after 14 of 15"), (b"0 0\n", "vectors have 0 numbers"),
     (b"1 0\nnew\n", "vectors have 0 numbers")])
 def test_bad_files(content, message, write):
@@ -241,3 +245,80 @@ def test_every_primitive_has_a_vector():
     with pytest.raises(ValueError, match=lacking):
         word_vectors(names, glove)
     assert np.array_equal(word_vectors(names, SHARED / "splits/ut-zap50k/word_vectors_300d.npz"), vectors)
+
+
+# ---- what people bring ----
+
+
+def zipped(*members):
+    """A .zip of (name, content)."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+BOM = b"\xef\xbb\xbf"
+EXTRA = ("__MACOSX/._v.txt", b"\0\1"), ("folder/", b""), ("folder/.hidden", b"x")
+
+
+@pytest.mark.parametrize("content", [
+    BOM + text(rows()), BOM + text(rows(), header=True),
+    text(rows()).replace(b" ", b"\t"), text(rows(), header=True).replace(b" ", b"\t"),
+    text(rows()).replace(b" ", b"\t", 1), text(rows()).replace(b" 0.", b"\t0."),
+    text({"New York City": rows()["old"], "at name@x.org": rows()["old"], **rows()}),
+    text({"New York": rows()["old"], **rows()}, header=True),
+    zipped(("v.txt", text(rows()))), zipped(*EXTRA, ("folder/v.vec", text(rows(), header=True))),
+    zipped(("v.bin", binary(rows()))), zipped(("v.txt.gz", gzip.compress(text(rows())))),
+    gzip.compress(zipped(("v.txt", text(rows())))),
+    zipped(("README.txt", b"hello"), ("notes.pdf", b"%PDF"), ("v.txt", text(rows())))],
+    ids="bom bom+counts tabs tabs+counts one-tab some-tabs phrases phrases+counts zip vec.zip bin.zip "
+        "gz.zip zip.gz readme.zip".split())
+@pytest.mark.parametrize("chunk", [64, 1 << 20])
+def test_vector_files_as_people_have_them(content, chunk, write, monkeypatch):
+    monkeypatch.setattr(words, "CHUNK", chunk)
+    found = word_vectors(VOCABULARY, write(content, "any.name"))
+    np.testing.assert_allclose(found, list(rows().values()), atol=1e-6)
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+@pytest.mark.parametrize("first", [b"0.1 0.2 0.3 ", b"111122223333", b"1 2\n3 4\n5 6\n", b" 1 2 3 4 5 6"])
+def test_a_binary_vector_that_looks_like_text(first, newline, write):
+    vectors = {"old": np.frombuffer(first, "<f4"), "new": np.float32([1, -2, 3])}
+    found = word_vectors(["new", "old"], write(binary(vectors, newline)))
+    assert np.array_equal(found, [vectors["new"], vectors["old"]])
+
+
+def test_zipped_fasttext_and_npz(write, tmp_path):
+    truth = expected(FASTTEXT)
+    names = [name for name in truth if " " not in name]
+    path = write(zipped(("model.bin", FASTTEXT.read_bytes())), "model.zip")
+    np.testing.assert_allclose(word_vectors(names, path), [truth[n] for n in names], atol=1e-7, rtol=0)
+    np.savez(tmp_path / "a.npz", names=["old"], vectors=[[1.0, 2]])
+    path = write(zipped(("a.npz", (tmp_path / "a.npz").read_bytes())), "a.zip")
+    assert word_vectors(["old"], path).tolist() == [[1, 2]]
+
+
+def test_zip_of_several_files(write, tmp_path):
+    other = {word: -vector for word, vector in rows().items()}
+    content = zipped(("glove.6B.50d.txt", text(other)), ("glove.6B.300d.txt", text(rows())))
+    write(content, "glove/glove.6B.300d.txt.zip")
+    found = word_vectors(["old"], "glove", root=tmp_path)  # the member that the source means
+    np.testing.assert_allclose(found, [rows()["old"]], atol=1e-6)
+    for packed, message in ((content, "it holds glove.6B.50d.txt, glove.6B.300d.txt: expected one"),
+                            (zipped(), "it holds no file: expected one"),
+                            (zipped(("a.txt", b"hello\n")), "it begins with b'hello")):
+        with pytest.raises(ValueError, match=f"vectors.zip: {message}"):
+            word_vectors(["old"], write(packed, "vectors.zip"))
+    locked = bytearray(zipped(("a.txt", text(rows()))))
+    locked[6] |= 1  # says in both headers that it is encrypted
+    locked[locked.index(b"PK\1\2") + 8] |= 1
+    with pytest.raises(ValueError, match="cannot read .*encrypted"):
+        word_vectors(["old"], write(bytes(locked), "vectors.zip"))
+
+
+def test_the_file_says_what_it_is():
+    command = [sys.executable, words.__file__]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out.count("\n") == 1 and "python compcos.py --vectors" in out

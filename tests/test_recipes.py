@@ -1,0 +1,154 @@
+"""Recipes and members from the command line: lengths in steps, resuming, loading, predicting;
+changing the project."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import compcos
+import data
+import experiment
+from compcos import CompCos, Members, predict, predict_images
+from test_experiment import toy  # noqa: F401, a fixture
+
+
+def run(folder, out, *options):
+    """A short strong run on the CPU; its metrics."""
+    compcos.main(
+        ["--dataset", str(folder), "--out", str(out), "--device", "cpu", *map(str, options)]
+    )
+    return json.loads((out / "metrics.json").read_text())
+
+
+def without_settings(metrics):
+    """What two runs of the same numbers share."""
+    return {key: value for key, value in metrics.items() if key not in ("settings", "versions")}
+
+
+def test_a_folder_gets_the_strong_recipe(toy, tmp_path, capsys):  # noqa: F811
+    metrics = run(toy, tmp_path / "run", "--epochs", 2, "--warmup", 1, "--members", 2)
+    settings = metrics["settings"]
+    assert settings["recipe"] == "strong" and settings["members"] == 2
+    assert settings["lr"] == 5e-4 and settings["dim"] == 300 and not settings["unit_images"]
+    assert "strong recipe, 2 members" in capsys.readouterr().out
+    published = run(toy, tmp_path / "published", "--epochs", 2, "--recipe", "published")["settings"]
+    assert published["recipe"] == "published" and published["members"] == 1
+
+
+@pytest.mark.parametrize("images, steps_an_epoch", [(460, 4), (8000, 63), (30000, 235)])
+def test_lengths_are_counted_in_steps(images, steps_an_epoch):
+    chosen = dict(compcos.STRONG)
+    experiment.steps_to_epochs(chosen, images)
+    steps_an_epoch *= chosen["passes"]
+    steps = chosen["epochs"] * steps_an_epoch
+    assert steps_an_epoch >= 20 and (chosen["passes"] == 1 or steps_an_epoch < 30)
+    assert steps >= 2600 and (steps < 2600 + steps_an_epoch or chosen["epochs"] == 40)
+    assert abs(chosen["warmup"] * steps_an_epoch - 980) <= steps_an_epoch / 2
+    given = compcos.STRONG | dict(epochs=7)
+    experiment.steps_to_epochs(given, images)
+    assert given["epochs"] == 7 and given["patience"] is None
+
+
+def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
+    """Two members, one epoch and one more, against two at once: metrics and weights alike."""
+    options = ["--members", 2, "--warmup", 2]
+    whole = run(toy, tmp_path / "whole", "--epochs", 2, *options)
+    run(toy, tmp_path / "part", "--epochs", 1, *options)
+    part = run(toy, tmp_path / "part", "--epochs", 2, "--resume", *options)
+    assert without_settings(part) == without_settings(whole)
+    weights = [CompCos.load(tmp_path / name / "best.pt").state_dict() for name in ("whole", "part")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_members_live_in_one_file(toy, tmp_path):  # noqa: F811
+    """best.pt of three members loads, scores as their mean, predicts, and gives the feasibility
+    that was reported."""
+    run(toy, tmp_path / "run", "--epochs", 2, "--members", 3, "--save-scores")
+    model = CompCos.load(tmp_path / "run/best.pt")
+    assert isinstance(model, Members) and len(model.members) == 3
+    dataset = data.load(str(toy))
+    stored = data.read_features(toy / "features.npz")
+    rows = {name: row for name, row in zip(stored["files"], stored["features"])}
+    features = np.stack([rows[name] for name in dataset.images["test"]])
+    scores = model(torch.as_tensor(features)).detach().flatten(1).numpy()
+    np.testing.assert_allclose(scores, np.load(tmp_path / "run/scores.npy"), atol=1e-5)
+    np.testing.assert_allclose(
+        model.feasibility(dataset.seen), model.checkpoint["feasibility"], atol=1e-6
+    )
+    assert (predict(model, features, k=1)[0][:, 0] == scores.argmax(1)).all()
+
+
+def test_the_mask_never_hides_from_a_user_what_the_folder_names(toy, tmp_path):  # noqa: F811
+    run(toy, tmp_path / "run", "--epochs", 1)
+    model = CompCos.load(tmp_path / "run/best.pt")
+    model.checkpoint["threshold"] = 2.0  # would hide every unseen composition
+    dataset = data.load(str(toy))
+    named = set(np.concatenate([dataset.targets[phase] for phase in data.PHASES]).tolist())
+    allowed = compcos.allowed_answers(model.checkpoint)["open_masked"]
+    assert named == set(np.flatnonzero(allowed).tolist())
+
+
+def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
+    """Rows of --csv are those of predict_images; probabilities are the softmax over the candidates
+    allowed."""
+    run(toy, tmp_path / "run", "--epochs", 1, "--members", 2)
+    file = toy / "features.npz"
+    table = tmp_path / "answers.csv"
+    compcos.main(
+        [
+            "--checkpoint",
+            str(tmp_path / "run/best.pt"),
+            "--features",
+            str(file),
+            "--csv",
+            str(table),
+            "--candidates",
+            "open",
+            "--top",
+            "30",
+            "--device",
+            "cpu",
+        ]
+    )
+    with open(table, newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    model = CompCos.load(tmp_path / "run/best.pt")
+    stored = data.read_features(file)
+    assert len(rows) == 30 * len(stored["files"])
+    expected = predict_images(model, stored["files"], stored["features"], top=30, candidates="open")
+    assert [row["object"] for row in rows] == [row["object"] for row in expected]
+    logits = 2.6 * model(torch.as_tensor(stored["features"][:1])).detach().flatten()
+    shares = sorted(logits.softmax(0).tolist(), reverse=True)
+    found = sorted((float(row["probability"]) for row in rows[:30]), reverse=True)
+    np.testing.assert_allclose(found, shares, rtol=1e-4, atol=1e-7)
+    for options, message in (
+        (["--top", "0"], "--top is 0"),
+        (["--predict", "nowhere.png"], "no features of"),
+    ):
+        with pytest.raises(SystemExit):
+            compcos.main(
+                ["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), *options]
+            )
+        assert message in capsys.readouterr().err
+
+
+def test_a_dataset_under_a_name_of_its_own(toy, tmp_path, monkeypatch):  # noqa: F811
+    """(c) of README's "Change it": a line in data.FOLDERS, one in compcos.OWN for settings."""
+    shutil.move(toy, tmp_path / "my-birds")
+    monkeypatch.setitem(data.FOLDERS, "birds", "my-birds")
+    monkeypatch.setitem(compcos.OWN, "birds", compcos.OWN["shapes"] | dict(epochs=2))
+    metrics = run("birds", tmp_path / "run", "--data-root", tmp_path)
+    assert metrics["settings"]["dataset"] == "birds" and metrics["settings"]["epochs"] == 2
+
+
+def test_plain_loss_is_an_option(toy, tmp_path):  # noqa: F811
+    """--plain-loss trains by compcos_loss itself; the numbers are those of the fused form up to
+    rounding."""
+    options = ["--recipe", "published", "--epochs", 3]
+    fused = run(toy, tmp_path / "fused", *options)["test"]["open"]["exact"]["auc"]
+    plain = run(toy, tmp_path / "plain", *options, "--plain-loss")["test"]["open"]["exact"]["auc"]
+    assert plain == pytest.approx(fused, abs=0.02)
