@@ -1,7 +1,11 @@
-"""The plain forms, as the equations stand: what the tests and `benchmark.py` hold the fast forms against.
+"""The plain forms, as the equations stand: what tests and `benchmark.py` hold the fast forms to.
 
-B images, F features, S states, O objects, C = S*O compositions, P chosen pairs, D shared space.
-The compared systems' forms take parameters under the published names: those of the golden files, or `published(model)`.
+Shapes: B images, F features, S states, O objects, C = S*O compositions, P chosen pairs, D shared
+space, R rows (an image with a composition).
+
+The compared systems' forms take parameters by their published names: those of the golden files, or
+`published(model)`. All of them take images x (B,F) and pairs (P,2) of state and object, and give
+scores (B,P).
 """
 
 import torch
@@ -11,149 +15,254 @@ import baselines
 from compcos import compcos_loss
 
 
+# ---- CompCos ----
+
+
 def plain_cosines(model, features):
-    """Eq. 1 as it is written: every composition embedded by W [φ(s); φ(o)], a (C, D) matrix; (B, S, O)."""
-    S, O = len(model.states), len(model.objects)
-    pairs = torch.cartesian_prod(torch.arange(S), torch.arange(O)).to(features.device)
-    return (model.embed_images(features) @ model.embed_compositions(pairs).T).view(-1, S, O)
+    """Eq. 1 as it is written, (B,S,O): every composition embedded by W [φ(s); φ(o)], (C,D)."""
+    state_count = len(model.states)
+    object_count = len(model.objects)
+    pairs = torch.cartesian_prod(torch.arange(state_count), torch.arange(object_count))
+    embeddings = model.embed_compositions(pairs.to(features.device))
+    cosines = model.embed_images(features) @ embeddings.T
+    return cosines.view(-1, state_count, object_count)
 
 
 def plain_step(model, optimizer, features, target, *, scale, seen, margin):
     """A training step of the open world in the plain form, the baseline of benchmark.py."""
     optimizer.zero_grad()
-    loss = compcos_loss(plain_cosines(model, features), target, scale=scale, seen=seen, margin=margin)
+    cosines = plain_cosines(model, features)
+    loss = compcos_loss(cosines, target, scale=scale, seen=seen, margin=margin)
     loss.backward()
     optimizer.step()
     return loss
 
 
+# ---- the compared systems' parameters by their published names ----
+
+
 def published(model, get=lambda tensor: tensor):
     """Published name -> view of our parameter or buffer (`get` of it: its gradient, say)."""
-    names = {}
-
-    def add(prefix, module, index=..., kinds=("weight", "bias", "running_mean", "running_var")):
-        for kind in kinds:
-            if getattr(module, kind, None) is not None:
-                value = get(getattr(module, kind))
-                names[f"{prefix}.{kind}"] = None if value is None else value[index]
-
     if isinstance(model, baselines.TMN):
-        size, width = model.config["modules"], model.config["width"]
-        for j in range(size):
-            part = slice(j * width, (j + 1) * width)
-            add(f"comp_network._module_list.0.{j}.0", model.first, part)
-            add(f"comp_network._module_list.0.{j}.1", model.first_norm, part)
-            for row, layer in enumerate(model.layers, 1):
-                add(f"comp_network._module_list.{row}.{j}.0", layer.before, part)
-                add(f"comp_network._module_list.{row}.{j}.1", layer, j)
-                add(f"comp_network._module_list.{row}.{j}.2", layer.after, part)
-        last = f"comp_network._end_modules.0.{len(model.layers)}"
-        for name, module in ((f"{last}.0", model.last_norm), (f"{last}.1", model.last),
-                             ("gating_network.gater.task_linear1", model.gater),
-                             ("gating_network.gater.task_bn1", model.gater_norm),
-                             ("gating_network.gater.joint_linear2", model.gates)):
-            add(name, module)
-    elif isinstance(model, baselines.SymNet):
-        add("image_embedder.mod.0", model.images)
-        for name, net in (("attr_classifier", model.to_state), ("obj_classifier", model.to_object),
-                          ("CoN_fc_attention", model.attach.attention), ("CoN_emb", model.attach.combine),
-                          ("DecoN_fc_attention", model.detach.attention), ("DecoN_emb", model.detach.combine)):
-            add(f"{name}.mod.0", net[0])
-            add(f"{name}.mod.3", net[3])
+        names = published_tmn(model, get)
     else:
-        add("image_embedder.mod.0", model.images[0])
-        if isinstance(model, baselines.LabelEmbedPlus):
-            add("T.mod.0", model.compose[0])
-            add("T.mod.2", model.compose[2])
-        else:
-            add("attr_clf", model.to_state)
-            add("obj_clf", model.to_object)
-            names |= {f"attr_ops.{s}": value for s, value in enumerate(get(model.operators))}
-    if not isinstance(model, baselines.AttributesAsOperators):
+        names = {}
+        for name, module in published_modules(model).items():
+            names |= tensors(name, module, get)
+    if isinstance(model, baselines.AttributesAsOperators):
+        for state, operator in enumerate(get(model.operators)):
+            names[f"attr_ops.{state}"] = operator
+    if not isinstance(model, baselines.AttributesAsOperators | baselines.Apart):
         names["attr_embedder.weight"] = get(model.states)
-    if not isinstance(model, baselines.SymNet):
+    if not isinstance(model, baselines.SymNet | baselines.Apart):
         names["obj_embedder.weight"] = get(model.objects)
     return names
 
 
+def tensors(name, module, get, part=...):
+    """{"name.weight": get(module.weight)[part]} and so on, of what the module has."""
+    found = {}
+    for kind in ("weight", "bias", "running_mean", "running_var"):
+        tensor = getattr(module, kind, None)
+        if tensor is None:
+            continue
+        value = get(tensor)  # None for the gradient of what has none
+        found[f"{name}.{kind}"] = None if value is None else value[part]
+    return found
+
+
+def published_modules(model):
+    """Published name -> our module, for all but TMN."""
+    if isinstance(model, baselines.Apart):  # of this project: our own names
+        return {"standardise": model.standardise, "to_state": model.to_state,
+                "to_object": model.to_object}
+    if isinstance(model, baselines.SymNet):
+        modules = {"image_embedder.mod.0": model.images}
+        networks = {"attr_classifier": model.to_state, "obj_classifier": model.to_object,
+                    "CoN_fc_attention": model.attach.attention, "CoN_emb": model.attach.combine,
+                    "DecoN_fc_attention": model.detach.attention, "DecoN_emb": model.detach.combine}
+        for name, network in networks.items():
+            modules[f"{name}.mod.0"] = network[0]
+            modules[f"{name}.mod.3"] = network[3]
+        return modules
+    modules = {"image_embedder.mod.0": model.images[0]}
+    if isinstance(model, baselines.LabelEmbedPlus):
+        modules["T.mod.0"] = model.compose[0]
+        modules["T.mod.2"] = model.compose[2]
+    else:
+        modules["attr_clf"] = model.to_state
+        modules["obj_clf"] = model.to_object
+    return modules
+
+
+def published_tmn(model, get):
+    """TMN's parameters: the published code has a module of its own for each, ours are stacked."""
+    width = model.config["width"]
+    names = {}
+    for module in range(model.config["modules"]):
+        own = slice(module * width, (module + 1) * width)
+        first = f"comp_network._module_list.0.{module}"
+        names |= tensors(f"{first}.0", model.first, get, own)
+        names |= tensors(f"{first}.1", model.first_norm, get, own)
+        for row, layer in enumerate(model.layers, 1):
+            name = f"comp_network._module_list.{row}.{module}"
+            names |= tensors(f"{name}.0", layer.before, get, own)
+            names |= tensors(f"{name}.1", layer, get, module)
+            names |= tensors(f"{name}.2", layer.after, get, own)
+    last = f"comp_network._end_modules.0.{len(model.layers)}"
+    names |= tensors(f"{last}.0", model.last_norm, get)
+    names |= tensors(f"{last}.1", model.last, get)
+    gater = "gating_network.gater"
+    names |= tensors(f"{gater}.task_linear1", model.gater, get)
+    names |= tensors(f"{gater}.task_bn1", model.gater_norm, get)
+    names |= tensors(f"{gater}.joint_linear2", model.gates, get)
+    return names
+
+
+# ---- the compared systems' scores ----
+
+
 def linear(parameters, name, x):
+    """x W^T + b, without b if there is none."""
     return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
 def two_layers(parameters, name, x):
-    return linear(parameters, f"{name}.mod.3", torch.relu(linear(parameters, f"{name}.mod.0", x)))
+    """Linear, ReLU, Linear; no dropout."""
+    hidden = torch.relu(linear(parameters, f"{name}.mod.0", x))
+    return linear(parameters, f"{name}.mod.3", hidden)
+
+
+def word_pairs(parameters, pairs):
+    """[e_s; e_o] of the pairs, (P,2D)."""
+    states = parameters["attr_embedder.weight"][pairs[:, 0]]
+    objects = parameters["obj_embedder.weight"][pairs[:, 1]]
+    return torch.cat([states, objects], 1)
 
 
 def direct_distances(images, embeddings):
-    """-|v - c|^2, a pair at a time."""
-    return torch.stack([-(images - embedding).square().sum(1) for embedding in embeddings], 1)
+    """-|v - c|^2 (B,P), a pair at a time."""
+    scores = []
+    for embedding in embeddings:
+        scores.append(-(images - embedding).square().sum(1))
+    return torch.stack(scores, 1)
 
 
-def direct_leplus(p, x, pairs):
-    words = torch.cat([p["attr_embedder.weight"][pairs[:, 0]], p["obj_embedder.weight"][pairs[:, 1]]], 1)
-    embeddings = torch.relu(linear(p, "T.mod.2", torch.relu(linear(p, "T.mod.0", words))))
-    return direct_distances(torch.relu(linear(p, "image_embedder.mod.0", x)), embeddings)
+def direct_leplus(parameters, x, pairs):
+    """LabelEmbed+: c = ReLU(Linear(ReLU(Linear([e_s; e_o]))))."""
+    hidden = torch.relu(linear(parameters, "T.mod.0", word_pairs(parameters, pairs)))
+    embeddings = torch.relu(linear(parameters, "T.mod.2", hidden))
+    images = torch.relu(linear(parameters, "image_embedder.mod.0", x))
+    return direct_distances(images, embeddings)
 
 
-def direct_aop(p, x, pairs):
-    words = p["obj_embedder.weight"]
-    embeddings = torch.stack([torch.relu(p[f"attr_ops.{s}"] @ words[o]) for s, o in pairs.tolist()])
-    return direct_distances(torch.relu(linear(p, "image_embedder.mod.0", x)), embeddings)
+def direct_aop(parameters, x, pairs):
+    """Attributes as Operators: c = ReLU(M_s e_o)."""
+    words = parameters["obj_embedder.weight"]
+    embeddings = []
+    for state, object_ in pairs.tolist():
+        embeddings.append(torch.relu(parameters[f"attr_ops.{state}"] @ words[object_]))
+    images = torch.relu(linear(parameters, "image_embedder.mod.0", x))
+    return direct_distances(images, torch.stack(embeddings))
 
 
-def direct_net(p, name, x, state):
-    x = x + x * two_layers(p, f"{name}_fc_attention", state).sigmoid()
-    return two_layers(p, f"{name}_emb", torch.cat([x, state], 1))
+def direct_transform(parameters, name, x, state):
+    """SymNet's CoN or DeCoN: MLP2([x + x * sigmoid(MLP1(a)); a])."""
+    x = x + x * two_layers(parameters, f"{name}_fc_attention", state).sigmoid()
+    return two_layers(parameters, f"{name}_emb", torch.cat([x, state], 1))
 
 
-def direct_symnet(p, x, pairs):
-    v = linear(p, "image_embedder.mod.0", x)
+def direct_symnet(parameters, x, pairs):
+    """SymNet: softmax(rmd)_s * softmax(obj(v))_o, rmd = |DeCoN(v, a) - v| - |CoN(v, a) - v|."""
+    images = linear(parameters, "image_embedder.mod.0", x)
     moving = []
-    for state in p["attr_embedder.weight"]:
-        state = state.expand(len(v), -1)
-        with_it, without = direct_net(p, "CoN", v, state), direct_net(p, "DecoN", v, state)
-        moving.append((without - v).norm(dim=1) - (with_it - v).norm(dim=1))
-    states, objects = torch.stack(moving, 1).softmax(1), two_layers(p, "obj_classifier", v).softmax(1)
+    for state in parameters["attr_embedder.weight"]:
+        state = state.expand(len(images), -1)
+        attached = direct_transform(parameters, "CoN", images, state)
+        detached = direct_transform(parameters, "DecoN", images, state)
+        moving.append((detached - images).norm(dim=1) - (attached - images).norm(dim=1))
+    states = torch.stack(moving, 1).softmax(1)                                # (B,S)
+    objects = two_layers(parameters, "obj_classifier", images).softmax(1)     # (B,O)
     return states[:, pairs[:, 0]] * objects[:, pairs[:, 1]]
 
 
-def direct_tmn(p, x, pairs, training):
-    """Outputs (R,) of rows x (R,F), pairs (R,2): module after module; running statistics change in training."""
-
-    def norm(name, x):
-        return F.batch_norm(x, p[f"{name}.running_mean"], p[f"{name}.running_var"], p[f"{name}.weight"],
-                            p[f"{name}.bias"], training)
-
-    words = torch.cat([p["attr_embedder.weight"][pairs[:, 0]], p["obj_embedder.weight"][pairs[:, 1]]], 1)
-    gater, network = "gating_network.gater", "comp_network._module_list"
-    hidden = torch.relu(norm(f"{gater}.task_bn1", linear(p, f"{gater}.task_linear1", words)))
-    logits = linear(p, f"{gater}.joint_linear2", hidden)
-    layers = 1 + max(int(key.split(".")[2]) for key in p if key.startswith(network))
-    size = 1 + max(int(key.split(".")[3]) for key in p if key.startswith(network))
-    groups = iter(logits.split(size, 1))
-
-    def mixed():  # the sum of gate i times output i
-        return torch.bmm(next(groups).softmax(1)[:, None], outputs).squeeze(1)
-
-    names = [f"{network}.0.{j}" for j in range(size)]
-    outputs = torch.stack([torch.relu(norm(f"{name}.1", linear(p, f"{name}.0", x))) for name in names], 1)
-    for row in range(1, layers):
-        names = [f"{network}.{row}.{j}" for j in range(size)]
-        inputs = [linear(p, f"{name}.1", norm(f"{name}.0", mixed())) for name in names]
-        outputs = torch.stack([torch.relu(norm(f"{name}.2", x)) for name, x in zip(names, inputs)], 1)
-    name = f"comp_network._end_modules.0.{layers - 1}"
-    return linear(p, f"{name}.1", norm(f"{name}.0", mixed())).squeeze(1)
+def direct_apart(parameters, x, pairs):
+    """log p(s | x) + log p(o | x), by the recorded mean and variance."""
+    mean = parameters["standardise.running_mean"]
+    variance = parameters["standardise.running_var"]
+    x = (x - mean) / (variance + 1e-5).sqrt()
+    states = linear(parameters, "to_state", x).softmax(1).log()
+    objects = linear(parameters, "to_object", x).softmax(1).log()
+    return states[:, pairs[:, 0]] + objects[:, pairs[:, 1]]
 
 
-def direct_tmn_scores(p, x, pairs):
-    return torch.stack([direct_tmn(p, x, pair.expand(len(x), 2), False) for pair in pairs], 1)
+# ---- TMN ----
 
 
-def direct_tmn_loss(p, x, pairs):
-    """pairs (B,1+n,2), the truth first; the running statistics change."""
+def direct_norm(parameters, name, x, training):
+    """BatchNorm; in training the running statistics change."""
+    return F.batch_norm(x, parameters[f"{name}.running_mean"], parameters[f"{name}.running_var"],
+                        parameters[f"{name}.weight"], parameters[f"{name}.bias"], training)
+
+
+def direct_gates(parameters, pairs, modules, training):
+    """The gates of rows (R,2), (R,modules) each: one a module and layer, and one for the end."""
+    gater = "gating_network.gater"
+    hidden = linear(parameters, f"{gater}.task_linear1", word_pairs(parameters, pairs))
+    hidden = torch.relu(direct_norm(parameters, f"{gater}.task_bn1", hidden, training))
+    logits = linear(parameters, f"{gater}.joint_linear2", hidden)
+    return [group.softmax(1) for group in logits.split(modules, 1)]
+
+
+def mixed(gate, outputs):
+    """The sum over modules of gate i times output i: (R,K), (R,K,w) -> (R,w)."""
+    return torch.bmm(gate[:, None], outputs).squeeze(1)
+
+
+def direct_tmn(parameters, x, pairs, training):
+    """Outputs (R,) of rows x (R,F), pairs (R,2): module after module, as published."""
+    network = "comp_network._module_list"
+    places = [key.split(".")[2:4] for key in parameters if key.startswith(network)]
+    layers = 1 + max(int(layer) for layer, _ in places)
+    modules = 1 + max(int(module) for _, module in places)
+    gates = iter(direct_gates(parameters, pairs, modules, training))
+
+    outputs = []
+    for module in range(modules):
+        name = f"{network}.0.{module}"
+        inputs = linear(parameters, f"{name}.0", x)
+        outputs.append(torch.relu(direct_norm(parameters, f"{name}.1", inputs, training)))
+    outputs = torch.stack(outputs, 1)                                         # (R,K,w)
+
+    for layer in range(1, layers):
+        later = []
+        for module in range(modules):
+            name = f"{network}.{layer}.{module}"
+            inputs = mixed(next(gates), outputs)                              # (R,w)
+            inputs = direct_norm(parameters, f"{name}.0", inputs, training)
+            inputs = linear(parameters, f"{name}.1", inputs)
+            later.append(torch.relu(direct_norm(parameters, f"{name}.2", inputs, training)))
+        outputs = torch.stack(later, 1)
+
+    last = f"comp_network._end_modules.0.{layers - 1}"
+    inputs = direct_norm(parameters, f"{last}.0", mixed(next(gates), outputs), training)
+    return linear(parameters, f"{last}.1", inputs).squeeze(1)
+
+
+def direct_tmn_scores(parameters, x, pairs):
+    """TMN's scores by the running statistics, a pair at a time."""
+    scores = []
+    for pair in pairs:
+        scores.append(direct_tmn(parameters, x, pair.expand(len(x), 2), training=False))
+    return torch.stack(scores, 1)
+
+
+def direct_tmn_loss(parameters, x, pairs):
+    """Cross-entropy of the truth, the first of pairs (B,1+n,2); the running statistics change."""
     rows = x[:, None].expand(-1, pairs.shape[1], -1).flatten(0, 1)
-    scores = direct_tmn(p, rows, pairs.flatten(0, 1), True).view(len(x), -1)
+    scores = direct_tmn(parameters, rows, pairs.flatten(0, 1), training=True).view(len(x), -1)
     return F.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long))
 
 
-DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet, "tmn": direct_tmn_scores}
+DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
+          "tmn": direct_tmn_scores, "apart": direct_apart}

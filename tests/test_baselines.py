@@ -1,8 +1,4 @@
-"""Tests of baselines.py: the golden files, direct forms written from the equations, the draws.
-
-The direct forms (a loop over pairs, over states, over modules) are also what `benchmark.py baselines` measures against.
-They take parameters under the published names: those of the golden files, or `published(model)`.
-"""
+"""Tests of baselines.py: the golden files, the direct forms of reference.py, the draws, the command."""
 
 import json
 from pathlib import Path
@@ -13,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import baselines
+from feasibility import feasibility_scores
 from reference import DIRECT, direct_tmn_loss, published
 
 GOLDEN = np.load(Path(__file__).parent / "data/baselines.npz")
@@ -24,8 +21,6 @@ S, O = 16, 12
 def golden(name, dtype=torch.float32):
     array = torch.from_numpy(GOLDEN[name])
     return array.to(dtype) if array.is_floating_point() else array.long()
-
-
 
 
 def golden_model(name, dtype=torch.float32):
@@ -90,7 +85,7 @@ def as_pairs(index, size):
     return torch.stack([index // size, index % size], -1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", baselines.MODELS)
 @pytest.mark.parametrize("numbers", [1, 1 << 20])
 def test_scores_equal_the_direct_form(name, numbers, monkeypatch):
     """In chunks of one and all at once."""
@@ -108,11 +103,20 @@ def test_scores_equal_the_direct_form(name, numbers, monkeypatch):
     torch.testing.assert_close(scores.flatten(1), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("negatives", [8, 60])
-def test_tmn_loss_equals_the_direct_form(negatives):
-    """Loss, gradients and running statistics, with fewer draws than training compositions and with more."""
-    fast, _, x, target = small("tmn")
-    slow = small("tmn")[0]
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_tmn_scores_of_any_number_of_layers(layers):
+    model, _, x, _ = small("tmn", layers=layers)
+    model.eval()
+    with torch.no_grad():
+        expected = DIRECT["tmn"](published(model), x, as_pairs(torch.arange(35), 5))
+        torch.testing.assert_close(model(x).flatten(1), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("negatives, layers", [(8, 4), (60, 4), (8, 1)])
+def test_tmn_loss_equals_the_direct_form(negatives, layers):
+    """Loss, gradients and statistics, with fewer draws than training compositions and more."""
+    fast, _, x, target = small("tmn", layers=layers)
+    slow = small("tmn", layers=layers)[0]
     drawn = fast.negatives(target, negatives)
     loss = fast.loss(x, target, drawn)
     loss.backward()
@@ -125,6 +129,32 @@ def test_tmn_loss_equals_the_direct_form(negatives):
     for (name, ours), theirs in zip(fast.named_buffers(), slow.buffers()):
         if "running" in name:
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_apart_is_two_logistic_regressions():
+    model, _, x, target = small("apart")
+    standard = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+    expected = 0
+    for head, truth in ((model.to_state, target // 5), (model.to_object, target % 5)):
+        chances = torch.softmax(standard @ head.weight.T + head.bias, 1)
+        expected -= chances[range(9), truth].log().mean()
+    torch.testing.assert_close(model.loss(x, target), expected)
+
+
+@pytest.mark.parametrize("name", baselines.MODELS)
+def test_every_system_keeps_the_contract(name):
+    model, seen, x, target = small(name)
+    torch.manual_seed(0)
+    assert model.loss(x, target).ndim == 0 and (len(model.states), len(model.objects)) == (7, 5)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.after_epoch(1)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model.score(x, model.compositions()).shape == (9, 7, 5)
+    torch.manual_seed(1)
+    torch.rand(7, 5)  # the draws of `small`
+    vectors = torch.randn(7, 10).numpy(), torch.randn(5, 10).numpy()
+    expected = feasibility_scores(*vectors, seen.numpy())
+    np.testing.assert_array_equal(model.feasibility(seen.numpy()), expected)
 
 
 def test_negatives_are_all_training_compositions_but_the_truth():
@@ -186,7 +216,8 @@ def test_a_step_of_training(name):
 def test_default_settings_build_models():
     for name, table in baselines.DEFAULTS.items():
         for settings in table.values():
-            options = {key: value for key, value in settings.items() if key not in baselines.TRAINING}
+            options = {key: value for key, value in settings.items()
+                       if key not in baselines.TRAINING}
             config = baselines.MODELS[name](torch.randn(3, 4), torch.randn(2, 4), 5, torch.ones(3, 2), **options).config
             assert config.items() >= options.items()
 
@@ -195,7 +226,8 @@ def test_default_settings_build_models():
     (torch.ones(3, 4), torch.ones(2, 5), torch.ones(3, 2), {}, "same D"),
     (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "hold NaN"),
     (torch.ones(3, 4), torch.ones(2, 4), torch.zeros(3, 2), {}, "at least 2"),
-    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"negatives": 0}, "at least 1"),
+    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"negatives": 0}, "negatives is 0: expected at least 1"),
+    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"layers": 0}, "layers is 0: expected at least 1"),
 ])
 def test_bad_input_is_explained(states, objects, seen, options, said):
     with pytest.raises(ValueError, match=said):
@@ -243,3 +275,51 @@ def test_main_trains_and_reports(name, tiny, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         baselines.main([*options, "--out", str(tmp_path / "c"), "--feasibility", str(known)])
     assert stop.value.code == 2 and "wet" in capsys.readouterr().err
+
+
+def test_apart_chooses_its_weight_decay(tiny, tmp_path, capsys, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(baselines, "WEIGHT_DECAYS", (1e-4, 100.0))
+    for more in ([], ["--weight-decay", "0.5"]):
+        out = tmp_path / str(len(chosen))
+        baselines.main(["--model", "apart", "--dataset", str(tiny), "--epochs", "20",
+                        "--device", "cpu", "--out", str(out), *more])
+        metrics = json.loads((out / "metrics.json").read_text())
+        chosen.append(metrics["settings"]["weight_decay"])
+    assert chosen == [1e-4, 0.5]  # 100 leaves nothing but the frequencies
+
+
+def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, capsys, monkeypatch):
+    class Mine(baselines.Compared):  # a linear map of the image, compared with the sum of the words
+        def __init__(self, state_vectors, object_vectors, feature_dim, seen, *, scale=1.0):
+            super().__init__(state_vectors, object_vectors)
+            self.config = dict(feature_dim=feature_dim, scale=scale)
+            self.images = torch.nn.Linear(feature_dim, self.states.shape[1])
+
+        def loss(self, features, target):
+            return F.cross_entropy(self(features).flatten(1), target)
+
+        def compositions(self):
+            return (self.states[:, None] + self.objects).flatten(0, 1)
+
+        def score(self, features, compositions):
+            scores = self.config["scale"] * self.images(features) @ compositions.T
+            return scores.view(-1, len(self.states), len(self.objects))
+
+    monkeypatch.setitem(baselines.MODELS, "mine", Mine)
+    common = ["--model", "mine", "--dataset", str(tiny), "--device", "cpu", "--out"]
+    baselines.main([*common, str(tmp_path / "whole"), "--epochs", "4"])
+    for more in (["--epochs", "2"], ["--epochs", "4", "--resume", "--save-scores"]):
+        baselines.main([*common, str(tmp_path / "resumed"), *more])
+    whole, resumed = (json.loads((tmp_path / name / "metrics.json").read_text())
+                      for name in ("whole", "resumed"))
+    assert whole["test"] == resumed["test"]
+    assert set(whole["test"]) == {"closed", "open", "open_masked"}
+    files = {path.name for path in (tmp_path / "resumed").iterdir()}
+    assert files >= {"best.pt", "last.pt", "log.csv", "scores.npy", "predictions.csv",
+                     "compositions.csv", "feasibility.csv", "curves.npz", "metrics.json"}
+    monkeypatch.setitem(baselines.DEFAULTS, "mine",
+                        dict(other=baselines.TRAINING | dict(scale=2.0, epochs=1)))
+    baselines.main([*common, str(tmp_path / "scaled")])
+    settings = json.loads((tmp_path / "scaled/metrics.json").read_text())["settings"]
+    assert (settings["scale"], settings["epochs"]) == (2.0, 1)
