@@ -534,7 +534,7 @@ def bench_baselines(repeat):
         for name, model in models.items():
             compositions[name] = model.eval().compositions()
             model.score(features, compositions[name])
-        print(f"all four have scored: peak of the process {process_peak():.2f} GB")
+        print(f"all systems have scored: peak of the process {process_peak():.2f} GB")
         for name, model in models.items():
             time_scores(name, model, features, compositions[name], repeat)
     time_tmn_step(models["tmn"].train(), features, target, repeat)
