@@ -16,11 +16,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import common
+
+if __name__ == "__main__":
+    common.wait_gently()  # before torch is imported
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import common
 import data
 import experiment
 from feasibility import feasibility_scores

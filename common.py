@@ -145,6 +145,8 @@ def writing(path, mode="w", **options):
     leaves what was there before. An OSError names `path`.
     """
     path = Path(path)
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(f"cannot write {path}: its folder is not there or cannot be written")
     if "b" in mode:
         file = io.BytesIO()
         yield file
@@ -208,7 +210,7 @@ def lock(folder):
     file = open(folder / ".lock", "a+b")
     try:
         take_lock(file)
-    except OSError:
+    except (BlockingIOError, PermissionError):
         file.close()
         raise ValueError(f"another run writes into {folder}: wait for it, or give another "
                          "--out") from None

@@ -315,6 +315,27 @@ def _penalty(seen, margin, dtype):
     return torch.where(seen, 0.0, margin).to(dtype)
 
 
+def softmax_minus_truth(logits, truths):
+    """The summed cross-entropy of logits (b, C), and the denominators (b, 1) of their softmax.
+
+    `logits` is overwritten by its gradient, softmax - truth, times these denominators, which the
+    caller divides out at the end: one pass fewer. truths: columns (b, 1) and their weights (b, 1),
+    or one column and None.
+    """
+    logit = 0
+    for column, weight in truths:
+        value = logits.gather(1, column)
+        logit = value if weight is None else logit + weight * value
+    # Cross-entropy = log Σ exp(z) - z(truth), with the greatest logit taken out so that exp does
+    # not overflow.
+    top = logits.amax(1, keepdim=True)
+    total = logits.sub_(top).exp_().sum(1, keepdim=True)  # logits now holds exp(z - top)
+    loss = (total.log() + top - logit).sum()
+    for column, weight in truths:
+        logits.scatter_add_(1, column, -total if weight is None else -total * weight)
+    return loss, total
+
+
 class FusedLoss(torch.autograd.Function):
     """`compcos_loss` of the factorised cosines, with its gradients: no (B, S, O) tensor outlives a
     chunk of images.
@@ -356,24 +377,12 @@ class FusedLoss(torch.autograd.Function):
             z = logits[:len(x)]
             torch.add(x, y, out=plus)
             flat = torch.addcmul(offset, plus, factor, out=z).flatten(1)  # (b, C)
-            # Cross-entropy = log Σ exp(z) - z(truth), with the greatest logit taken out so that exp
-            # does not overflow.
-            truth = target[part, None]
-            logit = flat.gather(1, truth)
+            truths = [(target[part, None], None)]
             if second is not None:
-                other = second[part, None]
                 weight = share[part, None]
-                logit = weight * logit + (1 - weight) * flat.gather(1, other)
-            top = flat.amax(1, keepdim=True)
-            total = flat.sub_(top).exp_().sum(1, keepdim=True)  # flat now holds exp(z - top)
-            loss += (total.log() + top - logit).sum()
-            # d loss / d z = softmax - truth. Times `total`, which is divided out at the end: one
-            # pass fewer.
-            if second is None:
-                flat.scatter_add_(1, truth, -total)
-            else:
-                flat.scatter_add_(1, truth, -total * weight)
-                flat.scatter_add_(1, other, -total * (1 - weight))
+                truths = [(target[part, None], weight), (second[part, None], 1 - weight)]
+            chunk_loss, total = softmax_minus_truth(flat, truths)
+            loss += chunk_loss
             each = (total * batch).reciprocal_()  # (b, 1)
             # z = plus · factor - penalty, so d/d plus = d/dz · factor, and d/d factor = Σ over
             # images of d/dz · plus.
@@ -528,14 +537,15 @@ def load_published(state_dict):
     """A `CompCos` from parameters under the published names: a state dict, a checkpoint, or a file
     of either.
 
-    A checkpoint holds them under `net`, `state_dict` or `model`; names may begin with `module.`.
+    A checkpoint may nest them, and names may begin with `module.`: see `features.unwrap`.
     Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and
     nothing that runs code. ValueError: other parameters.
     """
     if not isinstance(state_dict, dict):
         state_dict = data.load_tensors(state_dict)
     try:
-        weights = published_weights(state_dict)
+        weights = image_features.unwrap(state_dict)
+        weights = {name: torch.as_tensor(value) for name, value in weights.items()}
         layers = set()
         for name in weights:
             if name.startswith("image_embedder.mod."):
@@ -556,18 +566,6 @@ def load_published(state_dict):
                          "image_embedder.mod; attr_embedder, "
                          f"obj_embedder, projection): {error}") from None
     return model.to(renamed["states"].dtype).eval()
-
-
-def published_weights(state_dict):
-    """The parameters themselves, {name: tensor}, of a state dict or of a checkpoint that nests
-    one."""
-    for key in ("net", "state_dict", "model"):
-        if key in state_dict:
-            state_dict = state_dict[key]
-    weights = {}
-    for name, value in state_dict.items():
-        weights[name.removeprefix("module.")] = torch.as_tensor(value)
-    return weights
 
 
 # ---- prediction ----
@@ -780,8 +778,8 @@ def print_predictions(options):
 # strong recipe adds, here switched off.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
-    passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0, mix_images=0.0,
-    average=0.0, word_rate=1.0, patience=None)
+    passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
+    mix_images=0.0, average=0.0, word_rate=1.0, patience=None)
 OWN = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),

@@ -34,15 +34,16 @@ from feasibility import auroc, hard_mask, save_csv
 from train import chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
-RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv", "feasibility.csv")
-BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named", "feasibility", "closed",
-        "threshold", "bias")
-HIDDEN_SHARE = 0.05      # of the unseen compositions that can exist: what the hard mask may be expected to hide
+RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
+           "feasibility.csv")
+BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named",
+        "feasibility", "closed", "threshold", "bias")
+HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
 LEAST_GAIN = 0.02        # of the validation AUC without a mask: what one must bring to be used
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
-LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times between validations
+LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
 
 
 # ---- computing ----
@@ -168,7 +169,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
-    for name, (swept, kept) in sweep(model, *arrays["test"], seen, masks["test"], save=save).items():
+    tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
+    for name, (swept, kept) in tested.items():
         test[name] = both_protocols(swept)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
@@ -178,10 +180,12 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     if truth is None:
         truth = occurring(dataset)
         known = "that occur"
-    sizes = {phase: {name: int(allowed.sum()) for name, allowed in masks[phase].items()} for phase in masks}
+    sizes = {}
+    for phase in masks:
+        sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
     metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
-                   threshold_curve={key: values.tolist() for key, values in threshold_curve.items()})
+                   threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
 
 
@@ -256,17 +260,20 @@ def write_scores(out, dataset, masks):
     seen = dataset.seen
     for name, mask in masks.items():
         with common.writing(out / f"scores_{name}.npz", "wb") as file:
-            np.savez(file, target=dataset.targets["test"], seen=seen.ravel(), candidates=mask, pairs=index_pairs(seen))
+            np.savez(file, target=dataset.targets["test"], seen=seen.ravel(), candidates=mask,
+                     pairs=index_pairs(seen))
 
 
 def write_best(path, model, settings, dataset, rho, metrics):
     """best.pt: all that prediction needs, without the data."""
     named = dataset.candidates("train") | dataset.candidates("val") | dataset.candidates("test")
     contents = dict(
-        model=type(model).__name__, config=model.config, weights=model.state_dict(), settings=settings,
-        states=dataset.states, objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
-        named=torch.as_tensor(named), feasibility=torch.as_tensor(rho),
-        closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"], bias=metrics["bias"])
+        model=type(model).__name__, config=model.config, weights=model.state_dict(),
+        settings=settings, states=dataset.states, objects=dataset.objects,
+        seen=torch.as_tensor(dataset.seen), named=torch.as_tensor(named),
+        feasibility=torch.as_tensor(rho),
+        closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"],
+        bias=metrics["bias"])
     if contents["model"] == "Members":
         contents["model"] = "CompCos"
     with common.writing(path, "wb") as file:
@@ -290,8 +297,9 @@ def write_json(path, value):
 
 def versions():
     """What the numbers depend on besides the settings."""
-    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, pillow=PIL.__version__,
-                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
+                pillow=PIL.__version__, machine=f"{platform.machine()}, {torch.get_num_threads()} "
+                                                "threads")
 
 
 # ---- running ----
@@ -303,7 +311,7 @@ def memory_explained(device):
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
+        if not common.is_out_of_memory(error):
             raise
         raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; "
                          "--resume goes on "
@@ -324,8 +332,10 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         model = build()
         arrays = {}
         for phase in data.PHASES:
-            arrays[phase] = (torch.as_tensor(features[phase], device=device), dataset.targets[phase])
-        history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume, eager=eager)
+            on_device = torch.as_tensor(features[phase], device=device)
+            arrays[phase] = (on_device, dataset.targets[phase])
+        history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume,
+                              eager=eager)
         rho = model.feasibility(dataset.seen)
         with scores_file(out, dataset, save_scores) as save:
             measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
@@ -333,7 +343,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         write_scores(out, dataset, measured.masks)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
-    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **measured.metrics, mask_basis=basis)
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"],
+                   **measured.metrics, mask_basis=basis)
     write_predictions(out, dataset, measured.decided)
     write_compositions(out, dataset, measured.decided)
     write_curves(out, measured.curves)
@@ -383,13 +394,15 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager):
         swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
         return selection(quiet_report(swept))
 
-    keywords = {key: settings[key] for key in ("epochs", "batch_size", "lr", "weight_decay", "seed")}
-    return fit(model, features, targets, validate, out=out, resume=resume, settings=settings, eager=eager,
-               average=settings.get("average", 0.0), patience=settings.get("patience"),
+    names = ("epochs", "batch_size", "lr", "weight_decay", "seed")
+    keywords = {name: settings[name] for name in names}
+    return fit(model, features, targets, validate, out=out, resume=resume, settings=settings,
+               eager=eager, average=settings.get("average", 0.0), patience=settings.get("patience"),
                passes=settings.get("passes", 1), **keywords)
 
 
-def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False, save_scores=False, eager=False):
+def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False,
+               save_scores=False, eager=False):
     """Train and test once a seed, printing tables: one seed fills the folder `out`; of several,
     each fills out/seedK and out/metrics.json holds mean and standard deviation.
 
@@ -401,37 +414,59 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
         raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
     with common.lock(out):
-        if not resume:
-            remove_other_runs(out, several=len(seeds) > 1)
+        remove_other_runs(out, seeds, resume)
         return run_seeds(build, dataset, features, settings=settings, seeds=seeds, device=device,
                          out=out, resume=resume, save_scores=save_scores, eager=eager)
 
 
-def remove_other_runs(out, *, several):
-    """Remove what would mix with the runs to come: a single run's files in `out`, or those in
-    out/seedK."""
-    folders = [out] if several else sorted(out.glob("seed[0-9]*"))
-    for folder in folders:
+def other_runs(out, seeds):
+    """The folders in `out` that hold a run which is not one of these seeds, or of another form.
+
+    Several seeds go to out/seedK, a single one to `out` itself.
+    """
+    folders = sorted(out.glob("seed[0-9]*"))
+    if len(seeds) > 1:
+        own = {out / f"seed{seed}" for seed in seeds}
+        folders = [out, *(folder for folder in folders if folder not in own)]
+    return [folder for folder in folders if has_run(folder)]
+
+
+def has_run(folder):
+    """Whether a run, finished or not, is in a folder."""
+    return (folder / "last.pt").exists() or (folder / "best.pt").exists()
+
+
+def remove_other_runs(out, seeds, resume):
+    """Remove the runs that would mix with those to come; ValueError where --resume asks to keep."""
+    others = other_runs(out, seeds)
+    if resume and others:
+        raise ValueError(f"--resume, but {data.some(others)} holds a run that is not one of seeds "
+                         f"{seeds}: give the same --seed as then, or another --out")
+    for folder in others:
+        if not (folder / "metrics.json").exists():
+            print(f"note: the unfinished run in {folder} is removed, since --resume was not given")
         remove_results(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
 
 
-def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume, save_scores, eager):
+def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume, save_scores,
+              eager):
     """What `experiment` does once the folder is its own."""
     results = []
     for seed in seeds:
         folder = out if len(seeds) == 1 else out / f"seed{seed}"
-        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed), device=device,
-                                out=folder, resume=resume, save_scores=save_scores, eager=eager))
+        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed),
+                                device=device, out=folder, resume=resume, save_scores=save_scores,
+                                eager=eager))
         name = describe_model(settings)
         title = f"{dataset.name}, {name}, {settings['world']} world, seed {seed}"
         print(table(results[-1], title), flush=True)
     if len(seeds) > 1:
         means = combine(results, np.mean)
         deviations = combine(results, np.std)
-        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means,
-                                              std=deviations))
+        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds),
+                                              versions=versions(), mean=means, std=deviations))
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
     return results
@@ -506,7 +541,8 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
     """
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
     if backbone.startswith(drawings.FEATURE):
-        return image_features.extract(paths, backbone="pixels", device="cpu", skip_broken=skip_broken)
+        return image_features.extract(paths, backbone="pixels", device="cpu",
+                                      skip_broken=skip_broken)
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
                          "features, not images, "
@@ -518,15 +554,16 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
     if not backbone.startswith(here):
         raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give "
                          "--weights FILE")
-    return image_features.extract(paths, backbone=network, device=device, respect_orientation=upright,
-                                  skip_broken=skip_broken)
+    return image_features.extract(paths, backbone=network, device=device,
+                                  respect_orientation=upright, skip_broken=skip_broken)
 
 
 # ---- the table ----
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
-COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy", Obj="object_accuracy")
+COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy",
+               Obj="object_accuracy")
 
 
 def table(metrics, title, deviations=None):
@@ -539,7 +576,8 @@ def table(metrics, title, deviations=None):
         size = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
         for protocol, report in metrics["test"][candidates].items():
             spread = deviations["test"][candidates][protocol] if deviations else None
-            cells = table_cells(report, FIXED if protocol == "fixed_bias" else COLUMNS, width, spread)
+            keys = FIXED if protocol == "fixed_bias" else COLUMNS
+            cells = table_cells(report, keys, width, spread)
             lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
     lines += table_notes(metrics)
@@ -563,8 +601,8 @@ def table_cells(report, keys, width, spread):
 def table_notes(metrics):
     """What stands under the table."""
     basis = metrics["mask_basis"]
-    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under their curve, "
-             "as the bias on unseen grows"]
+    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, "
+             "area under their curve, as the bias on unseen grows"]
     if metrics["threshold"] <= -1:
         lines.append(f"hard mask: none, since the {basis['unseen_val']:.0f} unseen compositions "
                      "of validation do not "
@@ -578,7 +616,9 @@ def table_notes(metrics):
     for phase in ("val", "test"):
         count = basis[f"unseen_{phase}"]
         if 0 < count < FEW_COMPOSITIONS:
-            what = dict(val="best epoch, bias and τ rest", test="the test figures of the unseen rest")[phase]
+            what = "best epoch, bias and τ rest"
+            if phase == "test":
+                what = "the test figures of the unseen rest"
             lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
@@ -606,11 +646,14 @@ def add_options(parser):
     add("--missing", default="error", choices=["error", "random", "mean"], help="for words "
                                                                                 "without vectors")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    add("--cache", metavar="DIR", help="where extracted features are kept (default: in the dataset's folder; beside --out "
-        "if that is read-only)")
-    add("--max-pixels", type=int, metavar="N", help="read larger photos than 179 million pixels, up to N")
+    add("--cache", metavar="DIR",
+        help="where extracted features are kept (default: in the dataset's folder; beside --out "
+             "if that is read-only)")
+    add("--max-pixels", type=int, metavar="N",
+        help="read larger photos than 179 million pixels, up to N")
     add("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
-    add = parser.add_argument_group("training (defaults: the published ones of the dataset)").add_argument
+    group = parser.add_argument_group("training (defaults: those of the dataset's recipe)")
+    add = group.add_argument
     add("--world", default="open", choices=["open", "closed"])
     add("--epochs", type=int)
     add("--batch-size", type=int)
@@ -658,12 +701,12 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
-    vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources, missing=options.missing,
-                                 root=options.data_root)
+    vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
+                                 missing=options.missing, root=options.data_root)
     dataset, features, backbone = image_features.load_features(
-        dataset, file=options.features, weights=options.weights, device=device, skip_broken=options.skip_broken,
-        respect_orientation=options.respect_orientation, cache=options.cache, fallback=out.parent,
-        max_pixels=options.max_pixels)
+        dataset, file=options.features, weights=options.weights, device=device,
+        skip_broken=options.skip_broken, respect_orientation=options.respect_orientation,
+        cache=options.cache, fallback=out.parent, max_pixels=options.max_pixels)
     empty = [phase for phase in data.PHASES if not len(dataset.targets[phase])]
     if empty:
         raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
@@ -673,10 +716,12 @@ def prepare(options, model, defaults):
     weights = None
     if options.weights and backbone.startswith("ResNet-18"):
         weights = str(Path(options.weights).resolve())
-    settings = dict(model=model, dataset=dataset.name, data_crc32=checksum(dataset, vectors, features),
-                    world=options.world, vectors=list(sources), missing=options.missing, backbone=backbone,
+    images = {phase: len(dataset.targets[phase]) for phase in data.PHASES}
+    settings = dict(model=model, dataset=dataset.name,
+                    data_crc32=checksum(dataset, vectors, features), world=options.world,
+                    vectors=list(sources), missing=options.missing, backbone=backbone,
                     weights=weights, states=len(dataset.states), objects=len(dataset.objects),
-                    seen=int(dataset.seen.sum()), images={phase: len(dataset.targets[phase]) for phase in data.PHASES},
+                    seen=int(dataset.seen.sum()), images=images,
                     device=str(device), mask=options.mask, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
     return Prepared(dataset, features, states, objects, device, settings, out)
@@ -714,7 +759,8 @@ def steps_to_epochs(chosen, images):
 
 def checksum(dataset, vectors, features):
     """A number by which --resume notices that the data changed."""
-    content = zlib.crc32(repr((dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist())).encode())
+    vocabulary = (dataset.states, dataset.objects, np.argwhere(dataset.seen).tolist())
+    content = zlib.crc32(repr(vocabulary).encode())
     arrays = [vectors, *features.values(), *(dataset.targets[phase] for phase in data.PHASES)]
     for array in arrays:
         content = zlib.crc32(np.ascontiguousarray(array), content)

@@ -27,12 +27,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import common
+
+if __name__ == "__main__":
+    common.wait_gently()  # before torch is imported
+
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
-import common
 import data
 
 # The last 8 digits begin the file's SHA-256.

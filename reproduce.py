@@ -27,12 +27,16 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Callable, NamedTuple
 
+import common
+
+if __name__ == "__main__":
+    common.wait_gently()  # before torch is imported
+
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
 import baselines
-import common
 import compcos
 import experiment
 from feasibility import agreement, hard_mask, median_mask, ranked

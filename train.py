@@ -2,7 +2,8 @@
 
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
-**What a model offers** (CompCos, its members and the compared systems alike; a model of your own needs no more):
+**What a model offers** (CompCos, its members and the compared systems alike; a model of your own
+needs no more):
 
 | name | is |
 | --- | --- |
@@ -15,11 +16,11 @@ It has no command line: `python compcos.py` and `python baselines.py` train.
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
 
-**What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in `loss`: nothing reads
-a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change from step to step, and
-what changes from epoch to epoch is a tensor that `after_epoch` updates in place (a Python number
-would stay as it was when recorded). `fit(..., eager=True)`, on the command line `--eager`, turns
-the recording off.
+**What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in
+`loss`: nothing reads a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change
+from step to step, and what changes from epoch to epoch is a tensor that `after_epoch` updates in
+place (a Python number would stay as it was when recorded). `fit(..., eager=True)`, on the command
+line `--eager`, turns the recording off.
 
 Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o)
 at s * O + o.
@@ -39,8 +40,8 @@ import data
 from evaluate import BiasSweep
 
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
-CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, so memory does not grow with N
-WARM_UP_STEPS = 3                             # eager steps that CUDA needs before one can be captured
+CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, whatever N
+WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
 
 
 def primitive_vectors(state_vectors, object_vectors):
@@ -211,8 +212,8 @@ def captured(step, batch_size, device):
     return replay
 
 
-def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out, settings,
-        average=0.0, patience=None, passes=1, resume=False, eager=False):
+def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
+        settings, average=0.0, patience=None, passes=1, resume=False, eager=False):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
     weights in `model`.
 
@@ -238,10 +239,12 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
             if patience and epoch - 1 - run.best_epoch >= patience:
                 break
             started = time.monotonic()
-            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average, passes)
+            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average,
+                               passes)
             model.after_epoch(epoch)
             value = run.validate(validate)
-            run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=time.monotonic() - started))
+            seconds = time.monotonic() - started
+            run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
             announce(run, epochs)
             if time.monotonic() - saved_at > SAVE_SECONDS:
                 run.save(out, settings)
@@ -281,7 +284,8 @@ class Run:
             group["capturable"] = device.type == "cuda"
         if self.average:
             self.average.steps = state["average_steps"]
-            torch._foreach_copy_(self.average.average, [tensor.to(device) for tensor in state["average"]])
+            averaged = [tensor.to(device) for tensor in state["average"]]
+            torch._foreach_copy_(self.average.average, averaged)
         self.epoch = state["epoch"]
         self.best_epoch = state["best"]["epoch"]
         self.best_value = state["best"]["value"]
@@ -313,7 +317,8 @@ class Run:
         self.average.exchange()
         value = validate()
         if value > self.best_value:
-            self.candidate = [tensor.detach().clone() for tensor in self.model.state_dict().values()]
+            weights = self.model.state_dict().values()
+            self.candidate = [tensor.detach().clone() for tensor in weights]
         self.average.exchange()
         return value
 
@@ -321,13 +326,13 @@ class Run:
         """Count an epoch as done. All is copied before the first attribute changes: an interrupt
         finds a whole epoch."""
         snapshot = self.copy()
-        best = self.best, self.best_epoch, self.best_value
+        state = dict(snapshot=snapshot, epoch=epoch, history=[*self.history, row])
         if value > self.best_value:
-            tensors = self.candidate if self.average else snapshot[0][:len(self.model.state_dict())]
-            best = tensors, epoch, value
-        state = dict(snapshot=snapshot, best=best[0], best_epoch=best[1], best_value=best[2], epoch=epoch,
-                     history=[*self.history, row])
-        self.__dict__.update(state)
+            tensors = snapshot[0][:len(self.model.state_dict())]
+            if self.average:
+                tensors = self.candidate
+            state |= dict(best=tensors, best_epoch=epoch, best_value=value)
+        self.__dict__.update(state)  # one call, which no interrupt divides
 
     @torch.no_grad()
     def save(self, out, settings):
@@ -336,10 +341,10 @@ class Run:
         tensors, steps = self.snapshot
         torch._foreach_copy_([tensor.detach() for tensor in self.live()], tensors)
         names = list(self.model.state_dict())
-        state = dict(epoch=self.epoch, model=self.model.state_dict(), optimizer=self.optimizer.state_dict(),
-                     best=dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best))),
-                     history=self.history, settings=settings, average_steps=steps,
-                     threads=torch.get_num_threads(),
+        best = dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best)))
+        state = dict(epoch=self.epoch, model=self.model.state_dict(),
+                     optimizer=self.optimizer.state_dict(), best=best, history=self.history,
+                     settings=settings, average_steps=steps, threads=torch.get_num_threads(),
                      average=self.average.average if self.average else [])
         with common.writing(out / "last.pt", "wb") as file:
             torch.save(state, file)
@@ -348,7 +353,8 @@ class Run:
     @torch.no_grad()
     def take_best(self):
         """Put the weights of the best epoch into the model."""
-        torch._foreach_copy_([tensor.detach() for tensor in self.model.state_dict().values()], self.best)
+        weights = [tensor.detach() for tensor in self.model.state_dict().values()]
+        torch._foreach_copy_(weights, self.best)
 
 
 def check_training(model, features, targets, epochs, batch_size):
@@ -373,7 +379,8 @@ def adam(model, lr, weight_decay, device):
     groups = model.parameters()
     if hasattr(model, "parameter_groups"):
         groups = model.parameter_groups(lr)
-    return torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda")
+    return torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay, fused=True,
+                            capturable=device.type == "cuda")
 
 
 def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
@@ -447,7 +454,8 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
-    state = load_file(path, ("settings", "model", "optimizer", "epoch", "best", "history", "average"))
+    keys = ("settings", "model", "optimizer", "epoch", "best", "history", "average")
+    state = load_file(path, keys)
     differ = []
     for key in sorted(state["settings"].keys() | settings.keys()):
         there = state["settings"].get(key)

@@ -255,3 +255,9 @@ def test_a_lack_of_memory_reads_as_one(capsys):
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 2 and "out of memory" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_found_before_the_work(tmp_path):
+    with pytest.raises(OSError, match="cannot write .*x.csv"):
+        with common.writing(tmp_path / "nowhere/x.csv"):
+            pytest.fail("the work began")

@@ -422,6 +422,19 @@ def test_old_and_new_are_never_mixed(toy, tmp_path):
     assert left == [] and (out / "best.pt").exists()
 
 
+def test_runs_of_other_seeds_are_gone_or_refused(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--seed", "0", "1", "2")
+    with pytest.raises(SystemExit) as stop:
+        run("--dataset", toy, "--out", out, "--seed", "0", "1", "--resume")
+    assert stop.value.code == 2 and "seed2" in capsys.readouterr().err
+    assert (out / "seed2/best.pt").exists()  # nothing is lost by a slip
+    run("--dataset", toy, "--out", out, "--seed", "0", "1")
+    assert not list((out / "seed2").iterdir())
+    with pytest.raises(SystemExit):
+        run("--dataset", toy, "--out", out, "--resume")
+    assert "another --out" in capsys.readouterr().err
+
+
 def test_no_room_for_scores_leaves_nothing(toy, tmp_path, monkeypatch, capsys):
     def full(path, size):
         raise OSError(28, f"no room for {path}")
