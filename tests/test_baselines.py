@@ -1,4 +1,5 @@
-"""Tests of baselines.py: the golden files, the direct forms of reference.py, the draws, the command."""
+"""Tests of baselines.py: the golden files, the direct forms of reference.py, the draws, the
+command."""
 
 import json
 from pathlib import Path
@@ -14,7 +15,12 @@ from reference import DIRECT, direct_tmn_loss, published
 
 GOLDEN = np.load(Path(__file__).parent / "data/baselines.npz")
 EXPECTED = json.loads((Path(__file__).parent / "data/baselines.json").read_text())["losses"]
-NAMES = {"leplus": "label_embed_plus", "aop": "attributes_as_operators", "symnet": "symnet", "tmn": "tmn"}
+NAMES = {
+    "leplus": "label_embed_plus",
+    "aop": "attributes_as_operators",
+    "symnet": "symnet",
+    "tmn": "tmn",
+}
 S, O = 16, 12
 
 
@@ -24,11 +30,16 @@ def golden(name, dtype=torch.float32):
 
 
 def golden_model(name, dtype=torch.float32):
-    """The model with the golden parameters, in evaluation mode (no dropout), and its golden loss."""
+    """The model with the golden parameters, in evaluation mode (no dropout), and its golden
+    loss."""
     prefix = f"{NAMES[name]}/param/"
-    dim = GOLDEN[prefix + ("obj_embedder" if name == "aop" else "attr_embedder") + ".weight"].shape[1]
+    dim = GOLDEN[prefix + ("obj_embedder" if name == "aop" else "attr_embedder") + ".weight"].shape[
+        1
+    ]
     options = {"tmn": {"modules": 4, "width": 6, "rank": 8, "negatives": 5}}.get(name, {})
-    model = baselines.MODELS[name](np.zeros((S, dim)), np.zeros((O, dim)), 32, np.ones((S, O), bool), **options)
+    model = baselines.MODELS[name](
+        np.zeros((S, dim)), np.zeros((O, dim)), 32, np.ones((S, O), bool), **options
+    )
     with torch.no_grad():
         for key, value in published(model).items():
             given = golden(prefix + key)
@@ -62,7 +73,9 @@ def test_golden_loss_gradients_and_scores(name):
     if name == "tmn":
         for key, value in published(model).items():
             if "running" in key:
-                np.testing.assert_allclose(value.numpy(), GOLDEN[f"tmn/after/{key}"], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(
+                    value.numpy(), GOLDEN[f"tmn/after/{key}"], rtol=1e-5, atol=1e-6
+                )
     state, object_ = golden("pairs").T
     with torch.no_grad():
         scores = model(golden("x")[:8])[:, state, object_]
@@ -70,11 +83,16 @@ def test_golden_loss_gradients_and_scores(name):
 
 
 def small(name, **options):
-    """A model of odd sizes in float64 with gates that differ, its seen mask and a batch of 9 (features, target)."""
+    """A model of odd sizes in float64 with gates that differ, its seen mask and a batch of 9
+    (features, target)."""
     torch.manual_seed(1)
     seen = torch.rand(7, 5) < 0.5
-    options = {"tmn": dict(layers=4, modules=3, width=4, rank=6, negatives=8)}.get(name, {}) | options
-    model = baselines.MODELS[name](torch.randn(7, 10), torch.randn(5, 10), 6, seen, **options).double()
+    options = {"tmn": dict(layers=4, modules=3, width=4, rank=6, negatives=8)}.get(
+        name, {}
+    ) | options
+    model = baselines.MODELS[name](
+        torch.randn(7, 10), torch.randn(5, 10), 6, seen, **options
+    ).double()
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     listed = seen.flatten().nonzero().squeeze(1)
@@ -166,14 +184,17 @@ def test_negatives_are_all_training_compositions_but_the_truth():
     for truth, row in zip(target.tolist(), drawn):
         values, counts = row.unique(return_counts=True)
         assert set(values.tolist()) == listed - {truth}
-        # 20,000 draws among n - 1: a standard deviation is below 1/28 of the mean here, six of them are allowed
+        # 20,000 draws among n - 1: a standard deviation is below 1/28 of the mean here, six of them
+        # are allowed
         assert (counts / (20_000 / (len(listed) - 1)) - 1).abs().max() < 6 / 28
     torch.manual_seed(0)
     assert torch.equal(draw(target, 20_000), drawn)
 
 
 def test_third_states_follow_their_definition():
-    seen = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool)
+    seen = torch.tensor(
+        [[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool
+    )
     seen[3, 1] = False  # object 1 was seen with state 0 alone
     model = baselines.AttributesAsOperators(torch.randn(6, 4), torch.randn(3, 4), 5, seen)
     torch.manual_seed(0)
@@ -189,17 +210,22 @@ def test_third_states_follow_their_definition():
             expected[state] = 1
         n = 20_000
         third = model.draw_third(torch.full((n,), state), torch.full((n,), object_))
-        np.testing.assert_allclose(torch.bincount(third, minlength=6) / n, expected, atol=6 * 0.5 / n**0.5)
+        np.testing.assert_allclose(
+            torch.bincount(third, minlength=6) / n, expected, atol=6 * 0.5 / n**0.5
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_training(name):
-    """Every parameter is in one group and learns, fixed vectors do not; the config rebuilds the model."""
+    """Every parameter is in one group and learns, fixed vectors do not; the config rebuilds the
+    model."""
     model, seen, x, target = small(name, **({"gating_lr": 1e-6} if name == "tmn" else {}))
     groups = [dict(params=[*model.parameters()])]
     if name in ("aop", "tmn"):
         groups = model.parameter_groups(1e-3)
-    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(
+        map(id, model.parameters())
+    )
     rates = {"tmn": {1e-3, 1e-6}, "aop": {1e-3, 1e-4}}.get(name, {None})
     assert {group.get("lr") and round(group["lr"], 9) for group in groups} == rates
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -207,7 +233,9 @@ def test_a_step_of_training(name):
     model.loss(x, target).backward()
     optimizer.step()
     fixed = {"aop": {"states"}, "symnet": {"states", "objects"}}.get(name, set())
-    assert {key for key, value in model.state_dict().items() if torch.equal(value, before[key])} == fixed
+    assert {
+        key for key, value in model.state_dict().items() if torch.equal(value, before[key])
+    } == fixed
     again = type(model)(np.zeros((7, 10)), np.zeros((5, 10)), seen=seen, **model.config).double()
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.eval()(x), model.eval()(x), rtol=0, atol=0)
@@ -216,19 +244,39 @@ def test_a_step_of_training(name):
 def test_default_settings_build_models():
     for name, table in baselines.DEFAULTS.items():
         for settings in table.values():
-            options = {key: value for key, value in settings.items()
-                       if key not in {*baselines.TRAINING, "steps"}}
-            config = baselines.MODELS[name](torch.randn(3, 4), torch.randn(2, 4), 5, torch.ones(3, 2), **options).config
+            options = {
+                key: value
+                for key, value in settings.items()
+                if key not in {*baselines.TRAINING, "steps"}
+            }
+            config = baselines.MODELS[name](
+                torch.randn(3, 4), torch.randn(2, 4), 5, torch.ones(3, 2), **options
+            ).config
             assert config.items() >= options.items()
 
 
-@pytest.mark.parametrize("states, objects, seen, options, said", [
-    (torch.ones(3, 4), torch.ones(2, 5), torch.ones(3, 2), {}, "same D"),
-    (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "hold NaN"),
-    (torch.ones(3, 4), torch.ones(2, 4), torch.zeros(3, 2), {}, "at least 2"),
-    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"negatives": 0}, "negatives is 0: expected at least 1"),
-    (torch.ones(3, 4), torch.ones(2, 4), torch.ones(3, 2), {"layers": 0}, "layers is 0: expected at least 1"),
-])
+@pytest.mark.parametrize(
+    "states, objects, seen, options, said",
+    [
+        (torch.ones(3, 4), torch.ones(2, 5), torch.ones(3, 2), {}, "same D"),
+        (torch.full((3, 4), torch.nan), torch.ones(2, 4), torch.ones(3, 2), {}, "hold NaN"),
+        (torch.ones(3, 4), torch.ones(2, 4), torch.zeros(3, 2), {}, "at least 2"),
+        (
+            torch.ones(3, 4),
+            torch.ones(2, 4),
+            torch.ones(3, 2),
+            {"negatives": 0},
+            "negatives is 0: expected at least 1",
+        ),
+        (
+            torch.ones(3, 4),
+            torch.ones(2, 4),
+            torch.ones(3, 2),
+            {"layers": 0},
+            "layers is 0: expected at least 1",
+        ),
+    ],
+)
 def test_bad_input_is_explained(states, objects, seen, options, said):
     with pytest.raises(ValueError, match=said):
         baselines.TMN(states, objects, 5, seen, **options)
@@ -249,7 +297,11 @@ def tiny(tmp_path_factory):
         rows.append(f"{i}.png,{states[s]},{objects[o]},{split}")
         features.append(centres[s, o] + 0.5 * random.normal(size=8))
     (folder / "images.csv").write_text("\n".join(rows) + "\n")
-    np.savez(folder / "features.npz", files=[f"{i}.png" for i in range(160)], features=np.float32(features))
+    np.savez(
+        folder / "features.npz",
+        files=[f"{i}.png" for i in range(160)],
+        features=np.float32(features),
+    )
     with open(folder / "vectors.txt", "w") as file:
         for word in states + objects:
             print(word, *random.normal(size=6).round(4), file=file)
@@ -262,15 +314,24 @@ def test_main_trains_and_reports(name, tiny, tmp_path, capsys):
     options += ["--width", "4", "--negatives", "3"] if name == "tmn" else []
     baselines.main([*options, "--out", str(tmp_path / "a")])
     metrics = json.loads((tmp_path / "a/metrics.json").read_text())
-    assert 0 <= metrics["test"]["open"]["exact"]["auc"] <= metrics["test"]["closed"]["exact"]["auc"] <= 1
+    assert (
+        0
+        <= metrics["test"]["open"]["exact"]["auc"]
+        <= metrics["test"]["closed"]["exact"]["auc"]
+        <= 1
+    )
     assert metrics["settings"]["model"] == name and "open_masked" in capsys.readouterr().out
     lines = (tmp_path / "a/feasibility.csv").read_text().splitlines()
     known = tmp_path / "known.csv"
     rows = [line.rsplit(",", 1)[0] + f",{-i / 100:.6f}" for i, line in enumerate(lines[1:])]
     known.write_text("\n".join([lines[0], *rows]))
     baselines.main([*options, "--out", str(tmp_path / "b"), "--feasibility", str(known)])
-    assert (tmp_path / "b/feasibility.csv").read_text().splitlines() == known.read_text().splitlines()
-    assert (tmp_path / "a/log.csv").read_text().split(",")[1] == (tmp_path / "b/log.csv").read_text().split(",")[1]
+    assert (
+        tmp_path / "b/feasibility.csv"
+    ).read_text().splitlines() == known.read_text().splitlines()
+    assert (tmp_path / "a/log.csv").read_text().split(",")[1] == (
+        tmp_path / "b/log.csv"
+    ).read_text().split(",")[1]
     known.write_text("\n".join(lines[:-1]))
     with pytest.raises(SystemExit) as stop:
         baselines.main([*options, "--out", str(tmp_path / "c"), "--feasibility", str(known)])
@@ -282,8 +343,21 @@ def test_apart_chooses_its_weight_decay(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(baselines, "WEIGHT_DECAYS", (1e-4, 100.0))
     for more in ([], ["--weight-decay", "0.5"]):
         out = tmp_path / str(len(chosen))
-        baselines.main(["--model", "apart", "--dataset", str(tiny), "--epochs", "20",
-                        "--device", "cpu", "--out", str(out), *more])
+        baselines.main(
+            [
+                "--model",
+                "apart",
+                "--dataset",
+                str(tiny),
+                "--epochs",
+                "20",
+                "--device",
+                "cpu",
+                "--out",
+                str(out),
+                *more,
+            ]
+        )
         metrics = json.loads((out / "metrics.json").read_text())
         chosen.append(metrics["settings"]["weight_decay"])
     assert chosen == [1e-4, 0.5]  # 100 leaves nothing but the frequencies
@@ -311,15 +385,26 @@ def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, capsys, monke
     baselines.main([*common, str(tmp_path / "whole"), "--epochs", "4"])
     for more in (["--epochs", "2"], ["--epochs", "4", "--resume", "--save-scores"]):
         baselines.main([*common, str(tmp_path / "resumed"), *more])
-    whole, resumed = (json.loads((tmp_path / name / "metrics.json").read_text())
-                      for name in ("whole", "resumed"))
+    whole, resumed = (
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "resumed")
+    )
     assert whole["test"] == resumed["test"]
     assert set(whole["test"]) == {"closed", "open", "open_masked"}
     files = {path.name for path in (tmp_path / "resumed").iterdir()}
-    assert files >= {"best.pt", "last.pt", "log.csv", "scores.npy", "predictions.csv",
-                     "compositions.csv", "feasibility.csv", "curves.npz", "metrics.json"}
-    monkeypatch.setitem(baselines.DEFAULTS, "mine",
-                        dict(other=baselines.TRAINING | dict(scale=2.0, epochs=1)))
+    assert files >= {
+        "best.pt",
+        "last.pt",
+        "log.csv",
+        "scores.npy",
+        "predictions.csv",
+        "compositions.csv",
+        "feasibility.csv",
+        "curves.npz",
+        "metrics.json",
+    }
+    monkeypatch.setitem(
+        baselines.DEFAULTS, "mine", dict(other=baselines.TRAINING | dict(scale=2.0, epochs=1))
+    )
     baselines.main([*common, str(tmp_path / "scaled")])
     settings = json.loads((tmp_path / "scaled/metrics.json").read_text())["settings"]
     assert (settings["scale"], settings["epochs"]) == (2.0, 1)

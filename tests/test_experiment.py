@@ -1,4 +1,5 @@
-"""From a folder to the table: the loop, resuming, the command line's outputs and errors, the built-in dataset."""
+"""From a folder to the table: the loop, resuming, the command line's outputs and errors, the
+built-in dataset."""
 
 import csv
 import json
@@ -29,12 +30,17 @@ ROOT = HERE.parent
 
 @pytest.fixture
 def toy(tmp_path):
-    """Own data with features: 5 states x 6 objects, 17 compositions, features that tell state and object with noise."""
+    """Own data with features: 5 states x 6 objects, 17 compositions, features that tell state and
+    object with noise."""
     random, folder = np.random.default_rng(0), tmp_path / "toy"
     folder.mkdir()
     states, objects = [f"s{i}" for i in range(5)], [f"o{i}" for i in range(6)]
-    split = {(s, o): ("val" if i % 5 == 1 else "test" if i % 5 == 3 else "train")
-             for i, (s, o) in enumerate((s, o) for s in range(5) for o in range(6) if s % 2 == o % 2 or s == o - 1)}
+    split = {
+        (s, o): ("val" if i % 5 == 1 else "test" if i % 5 == 3 else "train")
+        for i, (s, o) in enumerate(
+            (s, o) for s in range(5) for o in range(6) if s % 2 == o % 2 or s == o - 1
+        )
+    }
     looks, rows, features = (random.normal(size=(n, 16)) for n in (5, 6)), [], []
     by_state, by_object = looks
     for (s, o), own in split.items():
@@ -44,15 +50,36 @@ def toy(tmp_path):
                 features.append(by_state[s] + by_object[o] + random.normal(size=16))
     with open(folder / "images.csv", "w", newline="") as file:
         csv.writer(file).writerows([["image", "state", "object", "split"], *rows])
-    np.savez(folder / "features.npz", files=[row[0] for row in rows], features=np.array(features, np.float32))
-    (folder / "vectors.txt").write_text("".join(f"{name} {' '.join(map(str, random.normal(size=20).round(3)))}\n" for name in states + objects))
+    np.savez(
+        folder / "features.npz",
+        files=[row[0] for row in rows],
+        features=np.array(features, np.float32),
+    )
+    (folder / "vectors.txt").write_text(
+        "".join(
+            f"{name} {' '.join(map(str, random.normal(size=20).round(3)))}\n"
+            for name in states + objects
+        )
+    )
     return folder
 
 
 def run(*options):
     """compcos.py's main on short training; returns --out."""
     out = Path(options[options.index("--out") + 1])
-    compcos.main(["--epochs", "4", "--lr", "1e-2", "--batch-size", "32", "--device", "cpu", *map(str, options)])
+    compcos.main(
+        [
+            "--epochs",
+            "4",
+            "--lr",
+            "1e-2",
+            "--batch-size",
+            "32",
+            "--device",
+            "cpu",
+            *map(str, options),
+        ]
+    )
     return out
 
 
@@ -63,25 +90,49 @@ def numbers(folder):
 
 
 def test_files_of_a_run(toy, tmp_path, capsys):
-    out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores", "--mask", "published", "--members", "1")
+    out = run(
+        "--dataset",
+        toy,
+        "--out",
+        tmp_path / "run",
+        "--save-scores",
+        "--mask",
+        "published",
+        "--members",
+        "1",
+    )
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("closed", "open_masked", "exact", "published", "fixed bias", "AUROC"))
+    assert all(
+        word in printed
+        for word in ("closed", "open_masked", "exact", "published", "fixed bias", "AUROC")
+    )
     held = json.loads((out / "metrics.json").read_text())
     dataset = data.load(str(toy))
     model = CompCos.load(out / "best.pt")
-    rho = feasibility_scores(model.states.detach().numpy(), model.objects.detach().numpy(), dataset.seen)
+    rho = feasibility_scores(
+        model.states.detach().numpy(), model.objects.detach().numpy(), dataset.seen
+    )
     # every report is what evaluate.py says of the saved scores with the candidates that are stated
     scores, target = np.load(out / "scores.npy"), dataset.targets["test"]
-    candidates = dict(closed=dataset.candidates("test"), open=np.ones(30, bool),
-                      open_masked=hard_mask(rho, dataset.seen, held["threshold"]).ravel())
+    candidates = dict(
+        closed=dataset.candidates("test"),
+        open=np.ones(30, bool),
+        open_masked=hard_mask(rho, dataset.seen, held["threshold"]).ravel(),
+    )
     _, features, _ = image_features.load_features(dataset)
-    np.testing.assert_allclose(scores, model(torch.as_tensor(features["test"])).detach().flatten(1), atol=1e-6)
+    np.testing.assert_allclose(
+        scores, model(torch.as_tensor(features["test"])).detach().flatten(1), atol=1e-6
+    )
     for name, mask in candidates.items():
-        sweep = evaluate.BiasSweep(dataset.seen.ravel(), candidates=mask, pairs=np.argwhere(np.ones((5, 6))))
+        sweep = evaluate.BiasSweep(
+            dataset.seen.ravel(), candidates=mask, pairs=np.argwhere(np.ones((5, 6)))
+        )
         sweep.update(scores, target)
         for protocol in ("exact", "published"):
             assert held["test"][name][protocol] == pytest.approx(sweep.report(protocol), abs=1e-12)
-        assert held["test"][name]["fixed_bias"] == pytest.approx(evaluate.accuracy_at(sweep, held["bias"][name]), abs=1e-12)
+        assert held["test"][name]["fixed_bias"] == pytest.approx(
+            evaluate.accuracy_at(sweep, held["bias"][name]), abs=1e-12
+        )
         assert held["candidates"]["test"][name] == mask.sum()
         # predictions.csv holds the answers at that bias
         biased = np.where(mask, scores + held["bias"][name] * ~dataset.seen.ravel(), -np.inf)
@@ -90,12 +141,19 @@ def test_files_of_a_run(toy, tmp_path, capsys):
         assert [row[name] for row in rows] == [names[c] for c in biased.argmax(1)]
         right = np.mean([row[name] == row["truth"] for row in rows])
         counts = list(csv.DictReader(open(out / "compositions.csv")))
-        assert sum(int(row["images"]) * float(row[name]) for row in counts) / len(rows) == pytest.approx(right, abs=1e-3)
+        assert sum(int(row["images"]) * float(row[name]) for row in counts) / len(
+            rows
+        ) == pytest.approx(right, abs=1e-3)
     # τ is the best of 50 by validation AUC alone
     unseen, swept = rho[~dataset.seen], {}
     for tau in np.linspace(unseen.min(), unseen.max(), 50):
-        swept[tau] = train.sweep(model, torch.as_tensor(features["val"]), dataset.targets["val"], dataset.seen,
-                                 dict(one=hard_mask(rho, dataset.seen, tau).ravel()))["one"][0].report()["auc"]
+        swept[tau] = train.sweep(
+            model,
+            torch.as_tensor(features["val"]),
+            dataset.targets["val"],
+            dataset.seen,
+            dict(one=hard_mask(rho, dataset.seen, tau).ravel()),
+        )["one"][0].report()["auc"]
     assert held["threshold"] == pytest.approx(max(swept, key=swept.get))
     log = list(csv.DictReader(open(out / "log.csv")))
     assert [row["epoch"] for row in log] == list("1234")
@@ -104,20 +162,44 @@ def test_files_of_a_run(toy, tmp_path, capsys):
     checkpoint = torch.load(out / "best.pt", weights_only=True)
     assert checkpoint["threshold"] == held["threshold"] and checkpoint["states"] == dataset.states
     np.testing.assert_allclose(checkpoint["feasibility"], rho)
-    table = {(row["state"], row["object"]): float(row["feasibility"]) for row in csv.DictReader(open(out / "feasibility.csv"))}
+    table = {
+        (row["state"], row["object"]): float(row["feasibility"])
+        for row in csv.DictReader(open(out / "feasibility.csv"))
+    }
     assert table["s1", "o2"] == pytest.approx(rho[1, 2], abs=1e-6) and len(table) == 30
-    result = subprocess.run([sys.executable, ROOT / "evaluate.py", out / "scores.npy", out / "scores_open.npz", "--json"],
-                            capture_output=True, text=True, check=True)
-    assert json.loads(result.stdout)["exact"]["auc"] == pytest.approx(held["test"]["open"]["exact"]["auc"], abs=1e-12)
+    result = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "evaluate.py",
+            out / "scores.npy",
+            out / "scores_open.npz",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout)["exact"]["auc"] == pytest.approx(
+        held["test"]["open"]["exact"]["auc"], abs=1e-12
+    )
 
 
 def test_same_seed_same_numbers_and_several_seeds(toy, tmp_path, capsys):
     first, second = (run("--dataset", toy, "--out", tmp_path / name) for name in "ab")
     several = run("--dataset", toy, "--out", tmp_path / "c", "--seed", "0", "1")
-    assert numbers(first) == numbers(second) == numbers(several / "seed0") != numbers(several / "seed1")
+    assert (
+        numbers(first)
+        == numbers(second)
+        == numbers(several / "seed0")
+        != numbers(several / "seed1")
+    )
     held, aucs = json.loads((several / "metrics.json").read_text()), []
     for seed in "01":
-        aucs.append(json.loads((several / f"seed{seed}/metrics.json").read_text())["test"]["open"]["exact"]["auc"])
+        aucs.append(
+            json.loads((several / f"seed{seed}/metrics.json").read_text())["test"]["open"]["exact"][
+                "auc"
+            ]
+        )
     assert held["mean"]["test"]["open"]["exact"]["auc"] == pytest.approx(np.mean(aucs))
     assert held["std"]["test"]["open"]["exact"]["auc"] == pytest.approx(np.std(aucs))
 
@@ -139,8 +221,13 @@ def test_interrupted_and_resumed_equals_uninterrupted(toy, tmp_path, monkeypatch
     assert stop.value.code == 130 and "--resume" in capsys.readouterr().err
     assert not (tmp_path / "part/best.pt").exists()
     assert torch.load(tmp_path / "part/last.pt", weights_only=True)["epoch"] == 2
-    assert numbers(run("--dataset", toy, "--out", tmp_path / "part", "--world", world, "--resume")) == numbers(whole)
-    logs = [[row[:3] for row in csv.reader(open(folder / "log.csv"))] for folder in (whole, tmp_path / "part")]
+    assert numbers(
+        run("--dataset", toy, "--out", tmp_path / "part", "--world", world, "--resume")
+    ) == numbers(whole)
+    logs = [
+        [row[:3] for row in csv.reader(open(folder / "log.csv"))]
+        for folder in (whole, tmp_path / "part")
+    ]
     assert logs[0] == logs[1]
 
 
@@ -148,22 +235,48 @@ def test_resume_refuses_another_run(toy, tmp_path, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     with pytest.raises(SystemExit) as stop:
         run("--dataset", toy, "--out", out, "--resume", "--margin", "0.1")
-    assert stop.value.code == 2 and "margin: 2.769230769230769 there, 0.1 here" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2
+        and "margin: 2.769230769230769 there, 0.1 here" in capsys.readouterr().err
+    )
 
 
 def test_resume_with_nothing_there_begins(toy, tmp_path, capsys):
-    """As after Ctrl-C in the first of several seeds, when the same command is given again with --resume."""
+    """As after Ctrl-C in the first of several seeds, when the same command is given again with
+    --resume."""
     run("--dataset", toy, "--out", tmp_path / "run/seed0")
     several = run("--dataset", toy, "--out", tmp_path / "run", "--seed", "0", "1", "--resume")
-    assert numbers(several / "seed1") == numbers(run("--dataset", toy, "--out", tmp_path / "one", "--seed", "1"))
+    assert numbers(several / "seed1") == numbers(
+        run("--dataset", toy, "--out", tmp_path / "one", "--seed", "1")
+    )
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda toy, out: np.savez(toy / "features.npz", **dict(np.load(toy / "features.npz"), features=np.ones((272, 16), np.float32))),
-     "data_crc32"),
-    (lambda toy, out: (toy / "vectors.txt").write_text((toy / "vectors.txt").read_text().replace("-", "")), "data_crc32"),
-    (lambda toy, out: (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000]), "no checkpoint"),
-    (lambda toy, out: shutil.copy(out / "best.pt", out / "last.pt"), "it needs settings, model, optimizer")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda toy, out: np.savez(
+                toy / "features.npz",
+                **dict(np.load(toy / "features.npz"), features=np.ones((272, 16), np.float32)),
+            ),
+            "data_crc32",
+        ),
+        (
+            lambda toy, out: (toy / "vectors.txt").write_text(
+                (toy / "vectors.txt").read_text().replace("-", "")
+            ),
+            "data_crc32",
+        ),
+        (
+            lambda toy, out: (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000]),
+            "no checkpoint",
+        ),
+        (
+            lambda toy, out: shutil.copy(out / "best.pt", out / "last.pt"),
+            "it needs settings, model, optimizer",
+        ),
+    ],
+)
 def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     change(toy, out)
@@ -174,7 +287,11 @@ def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
 
 def test_resume_refuses_fewer_epochs_and_seeds_must_differ(toy, tmp_path, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run")
-    for options, message in ((["--resume", "--epochs", "2"], "past 2 epochs"), (["--seed", "3", "3"], "different"), (["--seed", "-1"], "seeds")):
+    for options, message in (
+        (["--resume", "--epochs", "2"], "past 2 epochs"),
+        (["--seed", "3", "3"], "different"),
+        (["--seed", "-1"], "seeds"),
+    ):
         with pytest.raises(SystemExit) as stop:
             run("--dataset", toy, "--out", out, *options)
         assert stop.value.code == 2 and message in capsys.readouterr().err
@@ -203,15 +320,26 @@ def test_data_without_unseen_compositions(toy, tmp_path, capsys):
     known = {tuple(row[1:3]) for row in rows if row[3] == "train"}
     with open(toy / "images.csv", "w", newline="") as file:
         csv.writer(file).writerows([header, *(row for row in rows if tuple(row[1:3]) in known)])
-    held = json.loads((run("--dataset", toy, "--out", tmp_path / "run") / "metrics.json").read_text())
-    assert held["test"]["open"]["exact"]["best_seen"] > .3 and held["test"]["open"]["exact"]["auc"] is None
+    held = json.loads(
+        (run("--dataset", toy, "--out", tmp_path / "run") / "metrics.json").read_text()
+    )
+    assert (
+        held["test"]["open"]["exact"]["best_seen"] > 0.3
+        and held["test"]["open"]["exact"]["auc"] is None
+    )
     assert CompCos.load(tmp_path / "run/best.pt")(torch.zeros(1, 16)).isfinite().all()
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(toy, tmp_path, monkeypatch, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
     scores = ["scores.npy", *(f"scores_{name}.npz" for name in experiment.CANDIDATE_SETS)]
-    assert {path.name for path in out.iterdir()} == {".lock", "last.pt", "log.csv", *scores, *experiment.RESULTS}
+    assert {path.name for path in out.iterdir()} == {
+        ".lock",
+        "last.pt",
+        "log.csv",
+        *scores,
+        *experiment.RESULTS,
+    }
     monkeypatch.setattr(experiment, "selection", lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit):
         run("--dataset", toy, "--out", out, "--margin", "0.1")
@@ -221,15 +349,28 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(toy, tmp_path, monkeypatch, 
 
 def test_small_batches_and_small_data(toy, tmp_path, capsys):
     one = run("--dataset", toy, "--out", tmp_path / "one", "--batch-size", "1", "--epochs", "1")
-    large = run("--dataset", toy, "--out", tmp_path / "large", "--batch-size", "100000", "--epochs", "1")
+    large = run(
+        "--dataset", toy, "--out", tmp_path / "large", "--batch-size", "100000", "--epochs", "1"
+    )
     assert numbers(one)["best_epoch"] == numbers(large)["best_epoch"] == 1
 
 
-@pytest.mark.parametrize("options, message", [
-    (["--dataset", "nowhere"], "no dataset 'nowhere'"), (["--vectors", "nowhere.txt"], "nowhere.txt"), (["--scale", "0"], "scale"),
-    (["--margin", "-1"], "margin"), (["--epochs", "0"], "--epochs is 0"), (["--batch-size", "-3"], "--batch-size"),
-    (["--lr", "nan"], "--lr"), (["--device", "cuda:9"], "device"), (["--features", "nowhere.npz"], "nowhere.npz"),
-    (["--checkpoint", "nowhere.pt", "--predict", "a.png"], "nowhere.pt"), (["--predict", "a.png"], "--checkpoint")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--dataset", "nowhere"], "no dataset 'nowhere'"),
+        (["--vectors", "nowhere.txt"], "nowhere.txt"),
+        (["--scale", "0"], "scale"),
+        (["--margin", "-1"], "margin"),
+        (["--epochs", "0"], "--epochs is 0"),
+        (["--batch-size", "-3"], "--batch-size"),
+        (["--lr", "nan"], "--lr"),
+        (["--device", "cuda:9"], "device"),
+        (["--features", "nowhere.npz"], "nowhere.npz"),
+        (["--checkpoint", "nowhere.pt", "--predict", "a.png"], "nowhere.pt"),
+        (["--predict", "a.png"], "--checkpoint"),
+    ],
+)
 def test_bad_options(toy, tmp_path, capsys, options, message):
     with pytest.raises(SystemExit) as stop:
         run("--dataset", toy, "--out", tmp_path / "run", *options)
@@ -242,14 +383,19 @@ def test_bad_features_and_vectors(toy, tmp_path, capsys):
     held = dict(np.load(toy / "features.npz"))
     broken = held["features"].copy()
     broken[7, 3] = np.nan
-    for name, files, features, message in (("wide", held["files"], held["features"][:, :, None], "(N, F)"),
-                                           ("few", held["files"][:-2], held["features"][:-2], "2 of"), ("nan", held["files"], broken, "not finite")):
+    for name, files, features, message in (
+        ("wide", held["files"], held["features"][:, :, None], "(N, F)"),
+        ("few", held["files"][:-2], held["features"][:-2], "2 of"),
+        ("nan", held["files"], broken, "not finite"),
+    ):
         np.savez(tmp_path / f"{name}.npz", files=files, features=features)
         with pytest.raises(SystemExit) as stop:
             run("--dataset", toy, "--out", tmp_path / "run", "--features", tmp_path / f"{name}.npz")
         assert stop.value.code == 2 and message in capsys.readouterr().err
     lines = (toy / "vectors.txt").read_text().splitlines()
-    (toy / "vectors.txt").write_text("\n".join(line for line in lines if line.split()[0] not in ("s3", "o1")))
+    (toy / "vectors.txt").write_text(
+        "\n".join(line for line in lines if line.split()[0] not in ("s3", "o1"))
+    )
     with pytest.raises(SystemExit):
         run("--dataset", toy, "--out", tmp_path / "run")
     error = capsys.readouterr().err
@@ -272,7 +418,8 @@ def test_wrong_checkpoints(toy, tmp_path, capsys):
 
 
 def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
-    """A test image of a composition in no list: the run goes on, and the closed world has a ceiling."""
+    """A test image of a composition in no list: the run goes on, and the closed world has a
+    ceiling."""
     dataset = data.load(str(toy))
     outside = np.flatnonzero(~dataset.candidates("test"))[0]
     dataset.targets["test"][0] = outside
@@ -291,7 +438,9 @@ def drawn(tmp_path_factory):
 
 def trained(root, out, *options):
     """The metrics of a run on shapes."""
-    compcos.main(["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "20", *options])
+    compcos.main(
+        ["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "20", *options]
+    )
     return json.loads((out / "metrics.json").read_text())
 
 
@@ -299,21 +448,34 @@ def test_shapes_are_what_the_docstring_says(drawn):
     dataset = data.load("shapes", drawn)
     assert len(dataset.states) + len(dataset.objects) == 30 and dataset.feasible.sum() == 105
     assert sum(map(len, dataset.images.values())) >= 4000
-    assert (~dataset.feasible).mean() > 1 / 3 and dataset.feasible[dataset.seen].all() and experiment.occurring(dataset)[~dataset.feasible].sum() == 0
+    assert (
+        (~dataset.feasible).mean() > 1 / 3
+        and dataset.feasible[dataset.seen].all()
+        and experiment.occurring(dataset)[~dataset.feasible].sum() == 0
+    )
     assert dataset.seen.any(0).all() and dataset.seen.any(1).all()
-    unseen = {phase: {tuple(pair) for pair in dataset.pairs[phase]} - {tuple(pair) for pair in dataset.pairs["train"]} for phase in ("val", "test")}
+    unseen = {
+        phase: {tuple(pair) for pair in dataset.pairs[phase]}
+        - {tuple(pair) for pair in dataset.pairs["train"]}
+        for phase in ("val", "test")
+    }
     assert len(unseen["val"]) == len(unseen["test"]) == 21 and not unseen["val"] & unseen["test"]
     _, features, about = image_features.load_features(dataset)
     image = dataset.path(dataset.images["test"][5])
     assert Image.open(image).size == (64, 64) and about == f"{drawings.FEATURE}, frozen"
-    np.testing.assert_allclose(features["test"][5], image_features.pixels(Image.open(image)), atol=1e-5)
+    np.testing.assert_allclose(
+        features["test"][5], image_features.pixels(Image.open(image)), atol=1e-5
+    )
 
 
 def test_shapes_are_drawn_alike_from_a_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(drawings, "IMAGES", dict(train=2, seen=1, unseen=1))
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         drawings.make(tmp_path / name, seed)
-    files = {name: {path.name: path.read_bytes() for path in sorted((tmp_path / name).glob("**/*.*"))} for name in "abc"}
+    files = {
+        name: {path.name: path.read_bytes() for path in sorted((tmp_path / name).glob("**/*.*"))}
+        for name in "abc"
+    }
     assert files["a"] == files["b"] != files["c"]
     with pytest.raises(ValueError, match="there already"):
         drawings.make(tmp_path / "a")
@@ -325,31 +487,48 @@ def test_shapes_are_drawn_alike_from_a_seed(tmp_path, monkeypatch):
 
 
 def test_no_vector_tells_what_is_feasible():
-    """States and objects of one family are no more alike than those of two: over drawings, no AUROC away from 1/2."""
+    """States and objects of one family are no more alike than those of two: over drawings, no AUROC
+    away from 1/2."""
     found = []
     for seed in range(20):
         random = np.random.default_rng(seed)
         table = drawings.vectors(random)
-        alike = [(table[s] @ table[o] / np.linalg.norm(table[s]) / np.linalg.norm(table[o]), family == other)
-                 for family, states in drawings.STATES.items() for s in states for other, objects in drawings.OBJECTS.items() for o in objects]
-        same, different = ([value for value, own in alike if own is which] for which in (True, False))
+        alike = [
+            (
+                table[s] @ table[o] / np.linalg.norm(table[s]) / np.linalg.norm(table[o]),
+                family == other,
+            )
+            for family, states in drawings.STATES.items()
+            for s in states
+            for other, objects in drawings.OBJECTS.items()
+            for o in objects
+        ]
+        same, different = (
+            [value for value, own in alike if own is which] for which in (True, False)
+        )
         found.append(np.mean(same) - np.mean(different))
-    assert abs(np.mean(found)) < 3 * np.std(found) / 20 ** .5
+    assert abs(np.mean(found)) < 3 * np.std(found) / 20**0.5
 
 
 def test_learning_is_earned(drawn, tmp_path, capsys):
-    """Untrained models and shuffled labels are far below; the open model beats the closed one in the open world."""
-    held = {world: trained(drawn, tmp_path / world, "--world", world, "--seed", "0", "1", "2")["mean"] for world in ("open", "closed")}
+    """Untrained models and shuffled labels are far below; the open model beats the closed one in
+    the open world."""
+    held = {
+        world: trained(drawn, tmp_path / world, "--world", world, "--seed", "0", "1", "2")["mean"]
+        for world in ("open", "closed")
+    }
     auc = {world: held[world]["test"]["open"]["exact"]["auc"] for world in held}
-    assert .15 < auc["closed"] < auc["open"] < .75
-    assert .3 < held["closed"]["test"]["closed"]["exact"]["auc"] < .9
-    assert held["open"]["feasibility_auroc"] > .8
+    assert 0.15 < auc["closed"] < auc["open"] < 0.75
+    assert 0.3 < held["closed"]["test"]["closed"]["exact"]["auc"] < 0.9
+    assert held["open"]["feasibility_auroc"] > 0.8
     untrained = trained(drawn, tmp_path / "untrained", "--epochs", "1", "--lr", "1e-30")
     assert untrained["test"]["open"]["exact"]["auc"] < auc["open"] / 20
     with open(drawn / "shapes/images.csv") as file:
         header, *rows = csv.reader(file)
     shuffled = tmp_path / "shuffled"
-    shutil.copytree(drawn / "shapes", shuffled, ignore=shutil.ignore_patterns("*.png", "images.csv"))
+    shutil.copytree(
+        drawn / "shapes", shuffled, ignore=shutil.ignore_patterns("*.png", "images.csv")
+    )
     inside = [i for i, row in enumerate(rows) if row[3] == "train"]
     labels = np.random.default_rng(0).permutation([rows[i][1:3] for i in inside])
     for i, (state, name) in zip(inside, labels):
@@ -365,7 +544,18 @@ def test_predicting_images(drawn, tmp_path, capsys):
     capsys.readouterr()
     images = [str(path) for path in sorted((drawn / "shapes/images").glob("*.png"))[:2]]
     for candidates in experiment.CANDIDATE_SETS:
-        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", *images, "--candidates", candidates, "--top", "3"])
+        compcos.main(
+            [
+                "--checkpoint",
+                str(tmp_path / "run/best.pt"),
+                "--predict",
+                *images,
+                "--candidates",
+                candidates,
+                "--top",
+                "3",
+            ]
+        )
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 1 + 2 * 4 and lines[1] == images[0] and candidates in lines[0]
         assert all("seen" in line for line in lines[2:5])
@@ -373,9 +563,20 @@ def test_predicting_images(drawn, tmp_path, capsys):
     assert compcos.predict(model, images)[0].shape == (2, 5)
     (tmp_path / "broken.png").write_bytes(Path(images[0]).read_bytes()[:300])
     with pytest.raises(SystemExit) as stop:
-        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--predict", images[0], str(tmp_path / "broken.png"), str(tmp_path / "none.png")])
+        compcos.main(
+            [
+                "--checkpoint",
+                str(tmp_path / "run/best.pt"),
+                "--predict",
+                images[0],
+                str(tmp_path / "broken.png"),
+                str(tmp_path / "none.png"),
+            ]
+        )
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and "broken.png" in error and "none.png" in error and "2 of 3" in error
+    assert (
+        stop.value.code == 2 and "broken.png" in error and "none.png" in error and "2 of 3" in error
+    )
 
 
 def test_the_readmes_python_runs(capsys):
@@ -408,7 +609,7 @@ def test_a_flipped_bit_is_found(toy, tmp_path, capsys):
 def test_the_log_is_mended_from_the_history(toy, tmp_path):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     whole = (out / "log.csv").read_bytes()
-    (out / "log.csv").write_bytes(whole[:len(whole) // 2])
+    (out / "log.csv").write_bytes(whole[: len(whole) // 2])
     run("--dataset", toy, "--out", out, "--resume")
     assert (out / "log.csv").read_bytes() == whole
 
@@ -471,8 +672,16 @@ def test_files_of_wrong_content(toy, tmp_path, capsys, contents):
             (out / name).write_bytes(contents)
         else:
             torch.save(contents, out / name)
-    for options in (["--dataset", toy, "--out", out, "--resume"], ["--checkpoint", out / "best.pt", "--predict", "a.png"]):
+    for options in (
+        ["--dataset", toy, "--out", out, "--resume"],
+        ["--checkpoint", out / "best.pt", "--predict", "a.png"],
+    ):
         with pytest.raises(SystemExit) as stop:
             compcos.main([*map(str, options), "--device", "cpu"])
         error = capsys.readouterr().err
-        assert stop.value.code == 2 and error.startswith("error: ") and ".pt" in error and "weights_only" not in error
+        assert (
+            stop.value.code == 2
+            and error.startswith("error: ")
+            and ".pt" in error
+            and "weights_only" not in error
+        )

@@ -1,4 +1,5 @@
-"""Tests of feasibility.py: the definition written out, the golden file, closed forms, the published scores."""
+"""Tests of feasibility.py: the definition written out, the golden file, closed forms, the published
+scores."""
 
 import ast
 import csv
@@ -28,15 +29,24 @@ SEEN = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 1]], bool)  # old well, small cat,
 
 def plain(states, objects, seen, mix):
     """Eq. 3 to 5 word for word."""
+
     def cos(a, b):
         return a @ b / np.sqrt((a @ a) * (b @ b))
 
     scores = np.ones(seen.shape)
     for s, o in np.argwhere(~seen):
-        by_object = max([cos(objects[o], objects[other]) for other in np.flatnonzero(seen[s])], default=-1)
-        by_state = max([cos(states[s], states[other]) for other in np.flatnonzero(seen[:, o])], default=-1)
-        scores[s, o] = {"mean": (by_state + by_object) / 2, "max": max(by_state, by_object),
-                        "state": by_state, "object": by_object}[mix]
+        by_object = max(
+            [cos(objects[o], objects[other]) for other in np.flatnonzero(seen[s])], default=-1
+        )
+        by_state = max(
+            [cos(states[s], states[other]) for other in np.flatnonzero(seen[:, o])], default=-1
+        )
+        scores[s, o] = {
+            "mean": (by_state + by_object) / 2,
+            "max": max(by_state, by_object),
+            "state": by_state,
+            "object": by_object,
+        }[mix]
     return scores
 
 
@@ -48,12 +58,16 @@ def random_case(seed, density):
     return rng.normal(size=(S, D)), rng.normal(size=(O, D)), seen
 
 
-@pytest.mark.parametrize("density", [0, 0.1, 0.4, 0.9, 1])  # one composition seen, empty rows, ..., all seen
+@pytest.mark.parametrize(
+    "density", [0, 0.1, 0.4, 0.9, 1]
+)  # one composition seen, empty rows, ..., all seen
 @pytest.mark.parametrize("mix", F.MIXES)
 def test_scores_equal_the_plain_double_loop(density, mix):
     for seed in range(20):
         case = random_case(seed, density)
-        np.testing.assert_allclose(F.feasibility_scores(*case, mix=mix), plain(*case, mix), atol=1e-12)
+        np.testing.assert_allclose(
+            F.feasibility_scores(*case, mix=mix), plain(*case, mix), atol=1e-12
+        )
 
 
 def test_scores_equal_the_published_models():
@@ -75,19 +89,30 @@ def test_scores_take_any_floats_and_change_no_input():
         assert all(np.array_equal(*pair) for pair in zip(given, before))
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"state_vectors": np.zeros((3, 2))}, "state_vectors: 3 rows, first row 0, are zero or not finite"),
-    ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "object_vectors: 1 rows, first row 1"),
-    ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "object_vectors: 1 rows, first row 2"),
-    ({"state_vectors": [1, 2, 3]}, r"state_vectors has shape \(3,\)"),
-    ({"state_vectors": np.ones((3, 0))}, "state_vectors has shape"),
-    ({"state_vectors": np.ones((2, 3))}, r"seen is bool \(3, 3\); expected bool \(2, 3\)"),
-    ({"seen": SEEN.astype(int)}, "seen is int64"),
-    ({"seen": np.zeros((3, 3), bool)}, "no composition is seen"),
-    ({"mix": "sum"}, "unknown mix 'sum': choose from mean, max, state, object"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"state_vectors": np.zeros((3, 2))},
+            "state_vectors: 3 rows, first row 0, are zero or not finite",
+        ),
+        ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "object_vectors: 1 rows, first row 1"),
+        ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "object_vectors: 1 rows, first row 2"),
+        ({"state_vectors": [1, 2, 3]}, r"state_vectors has shape \(3,\)"),
+        ({"state_vectors": np.ones((3, 0))}, "state_vectors has shape"),
+        ({"state_vectors": np.ones((2, 3))}, r"seen is bool \(3, 3\); expected bool \(2, 3\)"),
+        ({"seen": SEEN.astype(int)}, "seen is int64"),
+        ({"seen": np.zeros((3, 3), bool)}, "no composition is seen"),
+        ({"mix": "sum"}, "unknown mix 'sum': choose from mean, max, state, object"),
+    ],
+)
 def test_bad_input_is_named(change, message):
-    given = {"state_vectors": STATE_VECTORS, "object_vectors": OBJECT_VECTORS, "seen": SEEN, **change}
+    given = {
+        "state_vectors": STATE_VECTORS,
+        "object_vectors": OBJECT_VECTORS,
+        "seen": SEEN,
+        **change,
+    }
     with pytest.raises(ValueError, match=message):
         F.feasibility_scores(**given)
 
@@ -109,16 +134,24 @@ def test_explanations_list_all_supporting_compositions_and_account_for_the_score
             why = F.explain(s, o, states, objects, seen)
             others = seen.copy()
             others[s, o] = False
-            assert {row[:2] for row in why.lend_state} == {(s, i) for i in np.flatnonzero(others[s])}
-            assert {row[:2] for row in why.lend_object} == {(i, o) for i in np.flatnonzero(others[:, o])}
+            assert {row[:2] for row in why.lend_state} == {
+                (s, i) for i in np.flatnonzero(others[s])
+            }
+            assert {row[:2] for row in why.lend_object} == {
+                (i, o) for i in np.flatnonzero(others[:, o])
+            }
             for rows, mix in zip(why, ("object", "state")):
                 assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
-                assert (rows[0][2] if rows else -1) == pytest.approx(plain(states, objects, others, mix)[s, o])
+                assert (rows[0][2] if rows else -1) == pytest.approx(
+                    plain(states, objects, others, mix)[s, o]
+                )
 
 
 def test_explain_refuses_what_is_no_index_and_gives_plain_numbers():
     for state, shown in (3, "3"), (-1, "-1"), (0.0, "0.0"), ("wet", "'wet'"), (None, "None"):
-        with pytest.raises(ValueError, match=rf"no composition \({shown}, 0\) among 3 states by 3 objects"):
+        with pytest.raises(
+            ValueError, match=rf"no composition \({shown}, 0\) among 3 states by 3 objects"
+        ):
             F.explain(state, 0, STATE_VECTORS, OBJECT_VECTORS, SEEN)
     rows = sum(F.explain(np.int64(2), np.int32(0), STATE_VECTORS, OBJECT_VECTORS, SEEN), [])
     assert rows and all([type(value) for value in row] == [int, int, float] for row in rows)
@@ -132,7 +165,12 @@ def test_ranking_by_hand():
         return tuple(end.tolist() for end in ends)
 
     assert [*map(lists, ranking.states)] == [([1, 3], [0, 3]), ([2, 0], [0, 1])]
-    assert [*map(lists, ranking.objects)] == [([1, 0], [0, 1]), ([0, 1], [1, 0]), ([1], [1]), ([0, 1], [1, 0])]
+    assert [*map(lists, ranking.objects)] == [
+        ([1, 0], [0, 1]),
+        ([0, 1], [1, 0]),
+        ([1], [1]),
+        ([0, 1], [1, 0]),
+    ]
     assert lists(ranking.overall) == ([1, 3], [0, 4])
     with pytest.raises(ValueError, match="top is 0"):
         F.ranked(scores, scores > 1, top=0)
@@ -143,8 +181,14 @@ def test_masks_keep_the_seen_and_split_the_unseen():
     seen = np.array([[0, 0, 1], [0, 0, 1]], bool)
     assert F.hard_mask(scores, seen, 0.3).tolist() == [[False, True, True], [True, False, True]]
     assert F.hard_mask(scores, seen, np.inf).tolist() == seen.tolist()
-    assert F.median_mask(scores, seen).tolist() == [[False, True, True], [True, False, True]]  # median 0.25
-    assert F.median_mask(scores, seen, inverse=True).tolist() == [[True, False, True], [False, True, True]]
+    assert F.median_mask(scores, seen).tolist() == [
+        [False, True, True],
+        [True, False, True],
+    ]  # median 0.25
+    assert F.median_mask(scores, seen, inverse=True).tolist() == [
+        [True, False, True],
+        [False, True, True],
+    ]
     for inverse in (False, True):
         assert F.median_mask(scores, np.ones_like(seen), inverse=inverse).all()
     with pytest.raises(ValueError, match="seen is float64"):
@@ -166,14 +210,22 @@ def test_auroc_counts_pairs_with_ties_half():
     for _ in range(20):
         scores = rng.integers(0, 6, (4, 5)) / 6
         positive, among = rng.random((2, 4, 5)) < 0.6
-        pairs = [(a > b) + (a == b) / 2 for a in scores[positive & among] for b in scores[~positive & among]]
-        assert F.auroc(scores, positive, among) == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
+        pairs = [
+            (a > b) + (a == b) / 2
+            for a in scores[positive & among]
+            for b in scores[~positive & among]
+        ]
+        assert F.auroc(scores, positive, among) == pytest.approx(
+            np.mean(pairs) if pairs else np.nan, nan_ok=True
+        )
     assert np.isnan(F.auroc(scores, among, among)) and np.isnan(F.auroc(scores, ~among, among))
 
 
 def test_rank_correlation_in_closed_form():
     assert F.rank_correlation(np.array([1, 5, 30]), np.array([-3, 0, 0.1])) == pytest.approx(1)
-    assert F.rank_correlation(np.array([1, 2, 2, 3]), np.array([4, 3, 2, 1])) == pytest.approx(-4.5 / np.sqrt(4.5 * 5))
+    assert F.rank_correlation(np.array([1, 2, 2, 3]), np.array([4, 3, 2, 1])) == pytest.approx(
+        -4.5 / np.sqrt(4.5 * 5)
+    )
     assert np.isnan(F.rank_correlation(np.ones(3), np.arange(3)))
     for a, b in (([], []), ([1, np.nan, 3], [1, 2, 3]), ([1, 2, 3], [1, 2]), ([[1, 2]], [[1, 2]])):
         with pytest.raises(ValueError, match="cannot correlate"):
@@ -184,8 +236,12 @@ def test_rank_correlation_in_closed_form():
 
 
 def shuffled_auroc(states, objects, seen, occurring):
-    shuffles = [map(np.random.default_rng(seed).permutation, (states, objects)) for seed in range(5)]
-    return np.mean([F.auroc(F.feasibility_scores(*vectors, seen), occurring, ~seen) for vectors in shuffles])
+    shuffles = [
+        map(np.random.default_rng(seed).permutation, (states, objects)) for seed in range(5)
+    ]
+    return np.mean(
+        [F.auroc(F.feasibility_scores(*vectors, seen), occurring, ~seen) for vectors in shuffles]
+    )
 
 
 def test_figures_of_mit_states():
@@ -193,33 +249,66 @@ def test_figures_of_mit_states():
     vectors, seen = (data["state_vectors"], data["object_vectors"]), data["seen"]
     for mix, expected in {"mean": 0.934, "max": 0.855, "state": 0.661, "object": 0.752}.items():
         scores = F.feasibility_scores(*vectors, seen, mix=mix)
-        assert F.rank_correlation(scores[~seen], data["published"][~seen]) == pytest.approx(expected, abs=0.005)
+        assert F.rank_correlation(scores[~seen], data["published"][~seen]) == pytest.approx(
+            expected, abs=0.005
+        )
     assert F.auroc(data["published"], data["occurring"], ~seen) == pytest.approx(0.849, abs=0.005)
     assert shuffled_auroc(*vectors, seen, data["occurring"]) == pytest.approx(0.57, abs=0.03)
     tables = json.loads((ROOT / "results/paper/ranked.json").read_text())
-    figures = F.agreement(F.feasibility_scores(*vectors, seen), seen, data["states"].tolist(), data["objects"].tolist(),
-                          occurring=data["occurring"], tables=tables)
+    figures = F.agreement(
+        F.feasibility_scores(*vectors, seen),
+        seen,
+        data["states"].tolist(),
+        data["objects"].tolist(),
+        occurring=data["occurring"],
+        tables=tables,
+    )
     assert figures.pop("AUROC") == pytest.approx(0.833, abs=0.005)
-    assert figures == {"objects: most (of 75)": 41, "objects: least (of 75)": 21,
-                       "states: most (of 75)": 38, "states: least (of 75)": 11}
+    assert figures == {
+        "objects: most (of 75)": 41,
+        "objects: least (of 75)": 21,
+        "states: most (of 75)": 38,
+        "states: least (of 75)": 11,
+    }
 
 
 @needs_shared
-@pytest.mark.parametrize("name, lists, vectors, correlation, area, published_area, shuffled_area", [
-    ("mit-states", ["all"], "words/glove.100d.subset.txt", 0.934, 0.833, 0.849, 0.57),
-    ("cgqa", ["val", "test"], "words/glove.100d.subset.txt", 0.956, 0.930, 0.932, 0.81),
-    ("ut-zap50k", ["val", "test"], "splits/ut-zap50k/word_vectors_300d.npz", 0.680, 0.563, 0.661, None),  # ours
-])
-def test_figures_of_the_real_lists(name, lists, vectors, correlation, area, published_area, shuffled_area):
-    pairs, *others = (F.read_pairs(SHARED / f"splits/{name}/{part}_pairs.txt") for part in ("train", *lists))
+@pytest.mark.parametrize(
+    "name, lists, vectors, correlation, area, published_area, shuffled_area",
+    [
+        ("mit-states", ["all"], "words/glove.100d.subset.txt", 0.934, 0.833, 0.849, 0.57),
+        ("cgqa", ["val", "test"], "words/glove.100d.subset.txt", 0.956, 0.930, 0.932, 0.81),
+        (
+            "ut-zap50k",
+            ["val", "test"],
+            "splits/ut-zap50k/word_vectors_300d.npz",
+            0.680,
+            0.563,
+            0.661,
+            None,
+        ),  # ours
+    ],
+)
+def test_figures_of_the_real_lists(
+    name, lists, vectors, correlation, area, published_area, shuffled_area
+):
+    pairs, *others = (
+        F.read_pairs(SHARED / f"splits/{name}/{part}_pairs.txt") for part in ("train", *lists)
+    )
     states, objects = (sorted(set(names)) for names in zip(*pairs.union(*others)))
     lists = pairs, set.union(*others)
-    seen, occurring = (np.array([[(s, o) in some for o in objects] for s in states]) for some in lists)
-    published = np.load(SHARED / f"splits/{name}/published_feasibility_glove300.npz")["feasibility"].reshape(seen.shape)
+    seen, occurring = (
+        np.array([[(s, o) in some for o in objects] for s in states]) for some in lists
+    )
+    published = np.load(SHARED / f"splits/{name}/published_feasibility_glove300.npz")[
+        "feasibility"
+    ].reshape(seen.shape)
     assert np.array_equal(published == 0, seen)
     vectors = F.read_vectors(SHARED / vectors, states, objects, {})
     scores = F.feasibility_scores(*vectors, seen)
-    assert F.rank_correlation(scores[~seen], published[~seen]) == pytest.approx(correlation, abs=0.005)
+    assert F.rank_correlation(scores[~seen], published[~seen]) == pytest.approx(
+        correlation, abs=0.005
+    )
     assert F.auroc(scores, occurring, ~seen) == pytest.approx(area, abs=0.005)
     assert F.auroc(published, occurring, ~seen) == pytest.approx(published_area, abs=0.005)
     if shuffled_area:
@@ -233,10 +322,20 @@ def test_figures_of_the_real_lists(name, lists, vectors, correlation, area, publ
 def files(tmp_path, monkeypatch):
     """A folder with a pair list and vectors of both kinds, which is also the working directory."""
     monkeypatch.chdir(tmp_path)
-    Path("pairs.txt").write_text("\ufeff" + "".join(f"{STATES[s]} {OBJECTS[o]}\n" for s, o in np.argwhere(SEEN)), "utf-8")
+    Path("pairs.txt").write_text(
+        "\ufeff" + "".join(f"{STATES[s]} {OBJECTS[o]}\n" for s, o in np.argwhere(SEEN)), "utf-8"
+    )
     rows = zip(STATES + OBJECTS, [*STATE_VECTORS, *OBJECT_VECTORS])
-    Path("vectors.txt").write_text("".join(f"{name} {' '.join(map(str, row))}\n" for name, row in rows))
-    np.savez("vectors.npz", states=STATES, objects=OBJECTS, state_vectors=STATE_VECTORS, object_vectors=OBJECT_VECTORS)
+    Path("vectors.txt").write_text(
+        "".join(f"{name} {' '.join(map(str, row))}\n" for name, row in rows)
+    )
+    np.savez(
+        "vectors.npz",
+        states=STATES,
+        objects=OBJECTS,
+        state_vectors=STATE_VECTORS,
+        object_vectors=OBJECT_VECTORS,
+    )
     return tmp_path
 
 
@@ -253,15 +352,24 @@ def test_script_prints_the_tables(files, capsys):
     s, o = np.unravel_index(np.where(SEEN, -2, scores).argmax(), SEEN.shape)
     assert f"| all | {STATES[s]} {OBJECTS[o]} {scores[s, o]:.2f} |" in out
     assert "| cat | wet 0.70 | old 0.45 |" in out  # wet: (0.6 + 0.8) / 2; old: (2 / √5 + 0) / 2
-    assert run(capsys, "--object", "cat", "--top", "1").splitlines()[2:] == ["| cat | wet 0.70 | old 0.45 |", ""]
+    assert run(capsys, "--object", "cat", "--top", "1").splitlines()[2:] == [
+        "| cat | wet 0.70 | old 0.45 |",
+        "",
+    ]
     assert run(capsys, "--state", "old").startswith("| state |")
 
 
 def test_script_explains(files, capsys):
     assert run(capsys, "--explain", "wet", "cat").splitlines() == [
-        "wet cat: feasibility 0.70", "state lent by   wet dog 0.80; wet well 0.00", "object lent by  small cat 0.60"]
+        "wet cat: feasibility 0.70",
+        "state lent by   wet dog 0.80; wet well 0.00",
+        "object lent by  small cat 0.60",
+    ]
     assert run(capsys, "--explain", "small", "cat").splitlines() == [
-        "small cat: feasibility 1.00, seen", "state lent by   none", "object lent by  none"]
+        "small cat: feasibility 1.00, seen",
+        "state lent by   none",
+        "object lent by  none",
+    ]
 
 
 def test_script_combines_by_name_and_writes_csv(files, capsys):
@@ -270,20 +378,36 @@ def test_script_combines_by_name_and_writes_csv(files, capsys):
     run(capsys, "--combine", "more.npz", "--weight", "0.25", "--csv", "out.csv")
     with open("out.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["state"], row["object"]) for row in rows] == [(s, o) for s in STATES for o in OBJECTS]
+    assert [(row["state"], row["object"]) for row in rows] == [
+        (s, o) for s in STATES for o in OBJECTS
+    ]
     assert [row["seen"] == "1" for row in rows] == SEEN.ravel().tolist()
-    expected = np.where(SEEN, 1, 0.75 * F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN) + 0.25 * external)
-    np.testing.assert_allclose([float(row["feasibility"]) for row in rows], expected.ravel(), atol=1e-6)
+    expected = np.where(
+        SEEN, 1, 0.75 * F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN) + 0.25 * external
+    )
+    np.testing.assert_allclose(
+        [float(row["feasibility"]) for row in rows], expected.ravel(), atol=1e-6
+    )
     assert not list(files.glob("*.part"))
 
 
 def test_script_checks_against_what_is_known(files, capsys):
     Path("occur.txt").write_text("wet cat\nsmall dog\nwet dog\n")
     Path("tables.json").write_text(json.dumps({"objects": {"cat": [["wet"], ["wet"]]}}))
-    np.savez("published.npz", feasibility=F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN).ravel())
-    out = run(capsys, "--occur", "occur.txt", "--published", "published.npz", "--tables", "tables.json").splitlines()
-    assert out[0] == "| scores of | rank correlation | AUROC | objects: most (of 1) | objects: least (of 1) |"
-    assert out[2] == "| these vectors | 1 | 1 | 1 | 0 |" and out[4] == "| published | 1 | 1 | 1 | 0 |"
+    np.savez(
+        "published.npz",
+        feasibility=F.feasibility_scores(STATE_VECTORS, OBJECT_VECTORS, SEEN).ravel(),
+    )
+    out = run(
+        capsys, "--occur", "occur.txt", "--published", "published.npz", "--tables", "tables.json"
+    ).splitlines()
+    assert (
+        out[0]
+        == "| scores of | rank correlation | AUROC | objects: most (of 1) | objects: least (of 1) |"
+    )
+    assert (
+        out[2] == "| these vectors | 1 | 1 | 1 | 0 |" and out[4] == "| published | 1 | 1 | 1 | 0 |"
+    )
     assert out[3].startswith("| shuffled vectors | ") and out[3].count("±") == 4
 
 
@@ -291,35 +415,64 @@ def test_vectors_of_names_that_are_no_words(files):
     names = ["Wet", "Old-Wet", "old_Well.wet", "Nubuck"]
     vectors, _ = F.read_vectors("vectors.txt", names, ["cat"], {"Nubuck": "small_wet"})
     (old, small, wet), well = STATE_VECTORS, OBJECT_VECTORS[2]
-    np.testing.assert_allclose(vectors, [wet, (old + wet) / 2, (old + well + wet) / 3, (small + wet) / 2])
+    np.testing.assert_allclose(
+        vectors, [wet, (old + wet) / 2, (old + well + wet) / 3, (small + wet) / 2]
+    )
 
 
-NO_TABLES = [json.dumps({"objects": table}) for table in
-             ({"dog": ["wet"]}, {"dog": 3}, {}, 3, {"dog": ["wet", "old"]}, {"dog": [["wet"], [1]]})]
+NO_TABLES = [
+    json.dumps({"objects": table})
+    for table in (
+        {"dog": ["wet"]},
+        {"dog": 3},
+        {},
+        3,
+        {"dog": ["wet", "old"]},
+        {"dog": [["wet"], [1]]},
+    )
+]
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--object", "cot"], "no 'cot' in the objects; did you mean 'cat'?"),
-    (["--explain", "wet", "zebra"], "no 'zebra' in the objects"),
-    (["--pairs", "missing.txt"], "missing.txt"),
-    (["--pairs", "bad.txt"], "bad.txt, line 2: expected `state object`"),
-    (["--pairs", "empty.txt"], "empty.txt, line 1: expected `state object`"),
-    (["--pairs", "odd.txt"], "vectors.txt has no vector for soggy, zebra"),
-    (["--vectors", "bad.npz"], "bad.npz: expected an .npz file with states, objects"),
-    (["--combine", "vectors.npz"], "vectors.npz: expected an .npz file with scores, states, objects"),
-    (["--combine", "short.npz"], "short.npz: scores are (2, 3) for states (3,) and objects (3,)"),
-    (["--combine", "other.npz"], "no 'old' in other.npz"),
-    (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
-    (["--published", "sizes.npz"], "sizes.npz: feasibility is (7,); expected (3, 3)"),
-    (["--vectors", "fewer.npz"], "fewer.npz: state_vectors has shape (2, 3); expected (3, D) for states"),
-    (["--vectors", "shorter.txt"], "shorter.txt, line 2: 'small' needs 3 numbers, not '1 0'"),
-    (["--vectors", "letters.txt"], "letters.txt, line 1: 'old' needs 2 numbers, not '0.5 x'"),
-    (["--names", "bad.txt"], "bad.txt: expected JSON, {name: word} ("),
-    (["--names", "number.json"], 'number.json holds {"wet": 3}; expected {name: word}'),
-    (["--tables", "list.json"], "list.json holds []; expected {objects|states: {name: [most, least]}}"),
-    *((["--tables", f"{i}.json"], f"{i}.json holds {table}; expected {{objects") for i, table in enumerate(NO_TABLES)),
-    (["--tables", "kind.json"], "unknown kind of table 'cats'"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--object", "cot"], "no 'cot' in the objects; did you mean 'cat'?"),
+        (["--explain", "wet", "zebra"], "no 'zebra' in the objects"),
+        (["--pairs", "missing.txt"], "missing.txt"),
+        (["--pairs", "bad.txt"], "bad.txt, line 2: expected `state object`"),
+        (["--pairs", "empty.txt"], "empty.txt, line 1: expected `state object`"),
+        (["--pairs", "odd.txt"], "vectors.txt has no vector for soggy, zebra"),
+        (["--vectors", "bad.npz"], "bad.npz: expected an .npz file with states, objects"),
+        (
+            ["--combine", "vectors.npz"],
+            "vectors.npz: expected an .npz file with scores, states, objects",
+        ),
+        (
+            ["--combine", "short.npz"],
+            "short.npz: scores are (2, 3) for states (3,) and objects (3,)",
+        ),
+        (["--combine", "other.npz"], "no 'old' in other.npz"),
+        (["--published", "short.npz"], "short.npz: expected an .npz file with feasibility"),
+        (["--published", "sizes.npz"], "sizes.npz: feasibility is (7,); expected (3, 3)"),
+        (
+            ["--vectors", "fewer.npz"],
+            "fewer.npz: state_vectors has shape (2, 3); expected (3, D) for states",
+        ),
+        (["--vectors", "shorter.txt"], "shorter.txt, line 2: 'small' needs 3 numbers, not '1 0'"),
+        (["--vectors", "letters.txt"], "letters.txt, line 1: 'old' needs 2 numbers, not '0.5 x'"),
+        (["--names", "bad.txt"], "bad.txt: expected JSON, {name: word} ("),
+        (["--names", "number.json"], 'number.json holds {"wet": 3}; expected {name: word}'),
+        (
+            ["--tables", "list.json"],
+            "list.json holds []; expected {objects|states: {name: [most, least]}}",
+        ),
+        *(
+            (["--tables", f"{i}.json"], f"{i}.json holds {table}; expected {{objects")
+            for i, table in enumerate(NO_TABLES)
+        ),
+        (["--tables", "kind.json"], "unknown kind of table 'cats'"),
+    ],
+)
 def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message):
     Path("bad.txt").write_text("wet cat\nwet old cat\n")
     Path("odd.txt").write_text("soggy zebra\n")
@@ -332,7 +485,13 @@ def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message
         Path(f"{i}.json").write_text(table)
     Path("shorter.txt").write_text("old 1 2 3\nsmall 1 0\n")
     Path("letters.txt").write_text("old 0.5 x\n")
-    np.savez("fewer.npz", states=STATES, objects=OBJECTS, state_vectors=np.ones((2, 3)), object_vectors=OBJECT_VECTORS)
+    np.savez(
+        "fewer.npz",
+        states=STATES,
+        objects=OBJECTS,
+        state_vectors=np.ones((2, 3)),
+        object_vectors=OBJECT_VECTORS,
+    )
     np.savez("short.npz", scores=np.zeros((2, 3)), states=STATES, objects=OBJECTS)
     np.savez("other.npz", scores=np.zeros((1, 3)), states=["wet"], objects=OBJECTS)
     np.savez("sizes.npz", feasibility=np.zeros(7))
@@ -349,8 +508,20 @@ def test_file_works_alone(files):
     imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert imports - sys.stdlib_module_names == {"numpy"}
     (files / "feasibility.py").write_bytes(Path(F.__file__).read_bytes())
-    command = [sys.executable, "feasibility.py", "--pairs", "pairs.txt", "--vectors", "vectors.txt", "--state", "wet"]
-    assert "| wet | cat 0.70 | cat 0.70 |" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [
+        sys.executable,
+        "feasibility.py",
+        "--pairs",
+        "pairs.txt",
+        "--vectors",
+        "vectors.txt",
+        "--state",
+        "wet",
+    ]
+    assert (
+        "| wet | cat 0.70 | cat 0.70 |"
+        in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
 
 
 # ---- what people bring (types, pair lists, vector files) ----
@@ -363,40 +534,53 @@ def test_every_float_type_gives_the_mask_of_its_numbers():
         scores[0, :3] = 0.1, 0.7, -0.3  # rounded, these lie on either side of the threshold
         seen = rng.random((7, 9)) < 0.3
         for threshold in (0.1, 0.7, -0.3, float(scores[2, 2]), scores[2, 2], np.inf):
-            expected = [[bool(seen[s, o]) or float(scores[s, o]) >= float(threshold)
-                         for o in range(9)] for s in range(7)]
+            expected = [
+                [bool(seen[s, o]) or float(scores[s, o]) >= float(threshold) for o in range(9)]
+                for s in range(7)
+            ]
             assert F.hard_mask(scores, seen, threshold).tolist() == expected
         wide = scores.astype(float)
         for inverse in (False, True):
-            assert np.array_equal(F.median_mask(scores, seen, inverse=inverse),
-                                  F.median_mask(wide, seen, inverse=inverse))
+            assert np.array_equal(
+                F.median_mask(scores, seen, inverse=inverse),
+                F.median_mask(wide, seen, inverse=inverse),
+            )
 
 
 SCORES = np.array([[0.1, 0.4], [0.3, 0.2]])
 NOT_SEEN = np.zeros((2, 2), bool)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: F.hard_mask(SCORES, NOT_SEEN, np.nan), "threshold is nan; expected a number"),
-    (lambda: F.hard_mask(SCORES, NOT_SEEN, "0.3"), "threshold is '0.3'"),
-    (lambda: F.hard_mask(SCORES, NOT_SEEN, None), "threshold is None"),
-    (lambda: F.hard_mask(SCORES, NOT_SEEN, [0.3]), "threshold is"),
-    (lambda: F.hard_mask(SCORES.astype(str), NOT_SEEN, 0.3), "feasibility is <U32; expected floats"),
-    (lambda: F.hard_mask(SCORES.astype("uint8"), NOT_SEEN, 0.3), "feasibility is uint8"),
-    (lambda: F.hard_mask([[1, 2], [3]], NOT_SEEN, 0.3), "feasibility is no array"),
-    (lambda: F.ranked(SCORES.astype("uint8"), NOT_SEEN), "feasibility is uint8"),
-    (lambda: F.ranked(SCORES, NOT_SEEN, top=1.5), "top is 1.5; expected an integer"),
-    (lambda: F.ranked(SCORES, NOT_SEEN, top="3"), "top is '3'"),
-    (lambda: F.ranked(SCORES, NOT_SEEN, top=True), "top is True"),
-    (lambda: F.median_mask(SCORES, "seen"), "seen is <U4"),
-    (lambda: F.combine(SCORES, SCORES, weight="0.5"), "weight is '0.5'"),
-    (lambda: F.combine(SCORES, SCORES, weight=np.nan), "weight is nan"),
-    (lambda: F.combine(SCORES, SCORES.astype(str), weight=0.5), "external is <U32"),
-    (lambda: F.rank_correlation(["a"], ["b"]), "a is <U1"),
-    (lambda: F.feasibility_scores([["a"]], [[1.0]], [[True]]), "state_vectors is <U1"),
-    (lambda: F.feasibility_scores([[1.0]], [[1.0]], [[True]], mix=["mean"]), "unknown mix"),
-    (lambda: F.read_vectors("no file", ["old"], ["cat"], {}, missing="skip"), "missing is 'skip'"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: F.hard_mask(SCORES, NOT_SEEN, np.nan), "threshold is nan; expected a number"),
+        (lambda: F.hard_mask(SCORES, NOT_SEEN, "0.3"), "threshold is '0.3'"),
+        (lambda: F.hard_mask(SCORES, NOT_SEEN, None), "threshold is None"),
+        (lambda: F.hard_mask(SCORES, NOT_SEEN, [0.3]), "threshold is"),
+        (
+            lambda: F.hard_mask(SCORES.astype(str), NOT_SEEN, 0.3),
+            "feasibility is <U32; expected floats",
+        ),
+        (lambda: F.hard_mask(SCORES.astype("uint8"), NOT_SEEN, 0.3), "feasibility is uint8"),
+        (lambda: F.hard_mask([[1, 2], [3]], NOT_SEEN, 0.3), "feasibility is no array"),
+        (lambda: F.ranked(SCORES.astype("uint8"), NOT_SEEN), "feasibility is uint8"),
+        (lambda: F.ranked(SCORES, NOT_SEEN, top=1.5), "top is 1.5; expected an integer"),
+        (lambda: F.ranked(SCORES, NOT_SEEN, top="3"), "top is '3'"),
+        (lambda: F.ranked(SCORES, NOT_SEEN, top=True), "top is True"),
+        (lambda: F.median_mask(SCORES, "seen"), "seen is <U4"),
+        (lambda: F.combine(SCORES, SCORES, weight="0.5"), "weight is '0.5'"),
+        (lambda: F.combine(SCORES, SCORES, weight=np.nan), "weight is nan"),
+        (lambda: F.combine(SCORES, SCORES.astype(str), weight=0.5), "external is <U32"),
+        (lambda: F.rank_correlation(["a"], ["b"]), "a is <U1"),
+        (lambda: F.feasibility_scores([["a"]], [[1.0]], [[True]]), "state_vectors is <U1"),
+        (lambda: F.feasibility_scores([[1.0]], [[1.0]], [[True]], mix=["mean"]), "unknown mix"),
+        (
+            lambda: F.read_vectors("no file", ["old"], ["cat"], {}, missing="skip"),
+            "missing is 'skip'",
+        ),
+    ],
+)
 def test_wrong_types_are_value_errors_that_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -410,16 +594,27 @@ def test_integers_of_numpy_are_a_top_and_an_index():
 SPACED = {("Off White", "rain coat"), ("wet", "dog")}
 
 
-@pytest.mark.parametrize("text, training, everything", [
-    ("Off White\train coat\nwet\tdog\n", SPACED, SPACED),
-    ("Off White,rain coat\r\n\r\nwet, dog\r\n", SPACED, SPACED),
-    ("\ufeffwet dog\n  small   dog \n", {("wet", "dog"), ("small", "dog")}, None),
-    ("image,state,object,split\na.jpg,Off White,rain coat,Training\nb.jpg,wet,dog,train\n"
-     "c.jpg,wet,cat,val\nd.jpg,NA,cat,train\n,,,\n", SPACED, SPACED | {("wet", "cat")}),
-    ('sep=;\nImage;attr;"obj";set\na.jpg;"Off White";rain coat;train\nb.jpg;wet;dog;TRAIN\n', SPACED,
-     SPACED),
-    ("image\tstate\tobject\na.jpg\tOff White\train coat\nb.jpg\twet\tdog\n", SPACED, SPACED),
-], ids="tab comma spaces images.csv semicolon no-split".split())
+@pytest.mark.parametrize(
+    "text, training, everything",
+    [
+        ("Off White\train coat\nwet\tdog\n", SPACED, SPACED),
+        ("Off White,rain coat\r\n\r\nwet, dog\r\n", SPACED, SPACED),
+        ("\ufeffwet dog\n  small   dog \n", {("wet", "dog"), ("small", "dog")}, None),
+        (
+            "image,state,object,split\na.jpg,Off White,rain coat,Training\nb.jpg,wet,dog,train\n"
+            "c.jpg,wet,cat,val\nd.jpg,NA,cat,train\n,,,\n",
+            SPACED,
+            SPACED | {("wet", "cat")},
+        ),
+        (
+            'sep=;\nImage;attr;"obj";set\na.jpg;"Off White";rain coat;train\nb.jpg;wet;dog;TRAIN\n',
+            SPACED,
+            SPACED,
+        ),
+        ("image\tstate\tobject\na.jpg\tOff White\train coat\nb.jpg\twet\tdog\n", SPACED, SPACED),
+    ],
+    ids="tab comma spaces images.csv semicolon no-split".split(),
+)
 def test_pair_lists_and_tables_of_images(text, training, everything, tmp_path):
     path = tmp_path / "images.csv"
     path.write_bytes(text.encode())
@@ -428,19 +623,38 @@ def test_pair_lists_and_tables_of_images(text, training, everything, tmp_path):
     assert F.read_pairs(tmp_path, training=True) == training  # the folder
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"a b\tc\nwet dog\n", "line 1: expected"), (b"wet\tdog\nwet\t\n", "line 2: expected"),
-    (b"image,state,object\na.jpg,wet,\n", "line 2: state or object is empty"),
-    (b"image,state,object,split\na.jpg,wet,dog,val\n", "has no training rows"),
-    ("wet caf\xe9\n".encode("latin-1"), "no UTF-8 text")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"a b\tc\nwet dog\n", "line 1: expected"),
+        (b"wet\tdog\nwet\t\n", "line 2: expected"),
+        (b"image,state,object\na.jpg,wet,\n", "line 2: state or object is empty"),
+        (b"image,state,object,split\na.jpg,wet,dog,val\n", "has no training rows"),
+        ("wet caf\xe9\n".encode("latin-1"), "no UTF-8 text"),
+    ],
+)
 def test_bad_pair_lists_are_named(content, message, tmp_path):
     (tmp_path / "pairs.txt").write_bytes(content)
     with pytest.raises(ValueError, match=f"pairs.txt.*{message}"):
         F.read_pairs(tmp_path / "pairs.txt", training=True)
 
 
-NAMES = ["Faux.Fur", "Faux.Leather", "Nubuck", "Boots.Mid-Calf", "trash_can", "black_and_white", "old",
-         "Old", "Off White ", "Lip_and_Nail", "and", "--", "Red.T-Shirt", "new york"]
+NAMES = [
+    "Faux.Fur",
+    "Faux.Leather",
+    "Nubuck",
+    "Boots.Mid-Calf",
+    "trash_can",
+    "black_and_white",
+    "old",
+    "Old",
+    "Off White ",
+    "Lip_and_Nail",
+    "and",
+    "--",
+    "Red.T-Shirt",
+    "new york",
+]
 
 
 def test_names_become_words_as_in_words_py():
@@ -454,22 +668,34 @@ def test_names_become_words_as_in_words_py():
     assert F.EXCEPTIONS_OF_GLOVE == words.EXCEPTIONS_OF["glove"]
 
 
-VOCABULARY = "old new fake fur fake_fur leather grainy shoe midcalf boots red and york trashcan can trash"
+VOCABULARY = (
+    "old new fake fur fake_fur leather grainy shoe midcalf boots red and york trashcan can trash"
+)
 
 
 def vector_text(header=b"", between=b" ", bom=b"", first=b""):
     rng = np.random.default_rng(0)
     lines = []
     for word in VOCABULARY.split() + ["old", "fur"]:  # repeated: the first counts
-        lines.append(between.join([word.encode(), *(f"{x:.4f}".encode() for x in rng.normal(size=4))]))
+        lines.append(
+            between.join([word.encode(), *(f"{x:.4f}".encode() for x in rng.normal(size=4))])
+        )
     return bom + header + first + b"\n".join(lines) + b"\n"
 
 
-@pytest.mark.parametrize("content", [
-    vector_text(), vector_text(header=b"18 4\n"), vector_text(between=b"\t"),
-    vector_text(bom=b"\xef\xbb\xbf"), vector_text(bom=b"\xef\xbb\xbf", header=b"18 4\r\n"),
-    vector_text(first=b". . . 1 2 3 4\nold man 1 2 3 4\nat name@domain.com 1 2 3 4\n"),
-    gzip.compress(vector_text())], ids="plain counts tab bom bom+counts spaces gz".split())
+@pytest.mark.parametrize(
+    "content",
+    [
+        vector_text(),
+        vector_text(header=b"18 4\n"),
+        vector_text(between=b"\t"),
+        vector_text(bom=b"\xef\xbb\xbf"),
+        vector_text(bom=b"\xef\xbb\xbf", header=b"18 4\r\n"),
+        vector_text(first=b". . . 1 2 3 4\nold man 1 2 3 4\nat name@domain.com 1 2 3 4\n"),
+        gzip.compress(vector_text()),
+    ],
+    ids="plain counts tab bom bom+counts spaces gz".split(),
+)
 @pytest.mark.parametrize("missing", ["random", "mean"])
 def test_vector_files_read_as_in_words_py(content, missing, tmp_path):
     path = tmp_path / "vectors"
@@ -485,8 +711,13 @@ def test_vector_files_read_as_in_words_py(content, missing, tmp_path):
 def test_archives_of_vectors_read_as_in_words_py(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(4, 3))
     np.savez(tmp_path / "a.npz", names=["Faux.Fur", "old", "Old", "shoe"], vectors=vectors)
-    np.savez(tmp_path / "b.npz", states=["Faux.Fur", "old"], state_vectors=vectors[:2],
-             objects=["Old", "shoe"], object_vectors=vectors[2:])
+    np.savez(
+        tmp_path / "b.npz",
+        states=["Faux.Fur", "old"],
+        state_vectors=vectors[:2],
+        objects=["Old", "shoe"],
+        object_vectors=vectors[2:],
+    )
     for name in ("a.npz", "b.npz"):
         ours = F.read_vectors(tmp_path / name, ["Faux.Fur", "old"], ["Old", "old_shoe"], {})
         theirs = words.word_vectors(["Faux.Fur", "old", "Old", "old_shoe"], tmp_path / name)

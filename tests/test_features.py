@@ -1,4 +1,5 @@
-"""Tests of features.py: torchvision's crops and features (golden files), broken files, the cache, weights, devices."""
+"""Tests of features.py: torchvision's crops and features (golden files), broken files, the cache,
+weights, devices."""
 
 import functools
 import hashlib
@@ -38,17 +39,25 @@ def golden_parameter(name, like):
     elif name.endswith(("running_mean", "bias")):
         value = random.uniform(-0.1, 0.1, shape)
     else:
-        value = random.standard_normal(shape) * (np.sqrt(2 / np.prod(shape[1:])) if len(shape) == 4 else 0.01)
+        value = random.standard_normal(shape) * (
+            np.sqrt(2 / np.prod(shape[1:])) if len(shape) == 4 else 0.01
+        )
     return torch.from_numpy(value.astype(np.float32))
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A file as published: torchvision's state dict, classifier included; its name ends in its hash."""
-    like = features.resnet18().state_dict() | {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    """A file as published: torchvision's state dict, classifier included; its name ends in its
+    hash."""
+    like = features.resnet18().state_dict() | {
+        "fc.weight": torch.zeros(1000, 512),
+        "fc.bias": torch.zeros(1000),
+    }
     path = tmp_path_factory.mktemp("weights") / "small.pth"
     torch.save({name: golden_parameter(name, value) for name, value in like.items()}, path)
-    return path.rename(path.with_name(f"resnet18-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth"))
+    return path.rename(
+        path.with_name(f"resnet18-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.pth")
+    )
 
 
 def mean_colour(batch):
@@ -56,36 +65,57 @@ def mean_colour(batch):
 
 
 def make_dataset(folder, count=6):
-    """`count` small images, unless they are there: half for train, the others for val, the last also for test."""
+    """`count` small images, unless they are there: half for train, the others for val, the last
+    also for test."""
     (folder / "images/red_shoe").mkdir(parents=True, exist_ok=True)
     names = [f"red_shoe/{number}.png" for number in range(count)]
     for number, path in enumerate(folder / "images" / name for name in names):
         if not path.exists():
             Image.new("RGB", (40, 30), (40 * number, 100, 255 - 40 * number)).save(path)
-    images = {"train": names[:count // 2], "val": names[count // 2:], "test": names[-1:]}
-    return data.Dataset("mine", folder, ["red"], ["shoe"], {phase: np.zeros((1, 2), int) for phase in images}, images,
-                        {phase: np.arange(len(some)) for phase, some in images.items()}, None, [])
+    images = {"train": names[: count // 2], "val": names[count // 2 :], "test": names[-1:]}
+    return data.Dataset(
+        "mine",
+        folder,
+        ["red"],
+        ["shoe"],
+        {phase: np.zeros((1, 2), int) for phase in images},
+        images,
+        {phase: np.arange(len(some)) for phase, some in images.items()},
+        None,
+        [],
+    )
 
 
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the files decoded so far."""
     names, decode = [], features._decode
-    monkeypatch.setattr(features, "_decode", lambda path, *rest: names.append(Path(path).name) or decode(path, *rest))
+    monkeypatch.setattr(
+        features,
+        "_decode",
+        lambda path, *rest: names.append(Path(path).name) or decode(path, *rest),
+    )
     return names
 
 
 @pytest.fixture
 def cheap(tmp_path, monkeypatch):
-    """A weights file of one number, by which the mean colour is multiplied in place of ResNet-18."""
+    """A weights file of one number, by which the mean colour is multiplied in place of
+    ResNet-18."""
     (tmp_path / "cheap.pth").write_text("2")
-    monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: int(path.read_text()) * mean_colour(x))
+    monkeypatch.setattr(
+        features, "load_backbone", lambda path: lambda x: int(path.read_text()) * mean_colour(x)
+    )
     return tmp_path / "cheap.pth"
 
 
 def colours(dataset, phase, factor=2):
-    return np.stack([factor * mean_colour(features.preprocess(Image.open(dataset.path(name)))[None])[0]
-                     for name in dataset.images[phase]])
+    return np.stack(
+        [
+            factor * mean_colour(features.preprocess(Image.open(dataset.path(name)))[None])[0]
+            for name in dataset.images[phase]
+        ]
+    )
 
 
 # Images
@@ -95,13 +125,18 @@ def colours(dataset, phase, factor=2):
 def test_crops_equal_torchvisions(number):
     made = features.preprocess(Image.open(IMAGES[number]))
     scaled = GOLDEN["crops"][number].astype(np.float32).transpose(2, 0, 1) / 255
-    mean, std = (np.float32(values).reshape(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    mean, std = (
+        np.float32(values).reshape(3, 1, 1)
+        for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
     assert made.dtype == torch.float32
     np.testing.assert_array_equal(made, (scaled - mean) / std)
 
 
 def test_features_equal_torchvisions(weights):
-    made = features.extract(IMAGES, backbone=features.load_backbone(weights), device="cpu", batch_size=4)
+    made = features.extract(
+        IMAGES, backbone=features.load_backbone(weights), device="cpu", batch_size=4
+    )
     assert made.dtype == np.float32
     np.testing.assert_allclose(made, GOLDEN["features"], rtol=1e-3, atol=1e-5)
 
@@ -112,8 +147,12 @@ def test_sixteen_bit_greys_keep_their_upper_bits(tmp_path):
     Image.fromarray(values).save(tmp_path / "grey.png")
     Image.fromarray(values).save(tmp_path / "grey.tif")
     big_endian = Image.frombytes("I;16B", (256, 256), values.astype(">u2").tobytes())
-    for image in (Image.open(tmp_path / "grey.png"), Image.open(tmp_path / "grey.tif"), big_endian,
-                  Image.fromarray(values.astype(np.int32))):
+    for image in (
+        Image.open(tmp_path / "grey.png"),
+        Image.open(tmp_path / "grey.tif"),
+        big_endian,
+        Image.fromarray(values.astype(np.int32)),
+    ):
         np.testing.assert_array_equal(features._crop(image), expected, err_msg=image.mode)
 
 
@@ -136,7 +175,9 @@ def test_pixels_are_area_means():
 def test_orientation_counts_on_request():
     rotated = HERE / "data/images/exif_rotated.jpg"
     as_stored = features.extract([rotated], backbone="pixels", device="cpu")[0]
-    upright = features.extract([rotated], backbone="pixels", device="cpu", respect_orientation=True)[0]
+    upright = features.extract(
+        [rotated], backbone="pixels", device="cpu", respect_orientation=True
+    )[0]
     image = Image.open(rotated)
     np.testing.assert_array_equal(as_stored, features.pixels(image))
     np.testing.assert_array_equal(upright, features.pixels(ImageOps.exif_transpose(image)))
@@ -154,10 +195,17 @@ def test_parameter_names_are_torchvisions():
         for i in (1, 2):
             expected |= {f"{block}.conv{i}.weight", *(f"{block}.bn{i}.{name}" for name in norm)}
         if re.fullmatch(r"layer[234]\.0", block):
-            expected |= {f"{block}.downsample.0.weight", *(f"{block}.downsample.1.{name}" for name in norm)}
+            expected |= {
+                f"{block}.downsample.0.weight",
+                *(f"{block}.downsample.1.{name}" for name in norm),
+            }
     assert set(shapes) == expected
-    assert sum(value.numel() for value in features.resnet18().parameters()) == 11_689_512 - 513_000  # without fc
-    assert shapes["layer3.0.downsample.0.weight"] == (256, 128, 1, 1) and shapes["conv1.weight"] == (64, 3, 7, 7)
+    assert (
+        sum(value.numel() for value in features.resnet18().parameters()) == 11_689_512 - 513_000
+    )  # without fc
+    assert shapes["layer3.0.downsample.0.weight"] == (256, 128, 1, 1) and shapes[
+        "conv1.weight"
+    ] == (64, 3, 7, 7)
 
 
 @pytest.fixture
@@ -170,7 +218,9 @@ def hub(tmp_path, monkeypatch):
         def log_message(self, *message):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=served))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=served)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
     yield tmp_path / "hub/checkpoints", served, f"http://127.0.0.1:{server.server_port}"
@@ -191,8 +241,12 @@ def test_download_is_checked_and_kept(hub, weights, monkeypatch):
     downloaded = features.load_backbone()
     (served / weights.name).unlink()  # now it comes from the cache
     for model in (downloaded, features.load_backbone()):
-        assert torch.equal(model.layer4[1].bn2.bias, golden_parameter("layer4.1.bn2.bias", torch.zeros(512)))
-        assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
+        assert torch.equal(
+            model.layer4[1].bn2.bias, golden_parameter("layer4.1.bn2.bias", torch.zeros(512))
+        )
+        assert not model.training and not any(
+            parameter.requires_grad for parameter in model.parameters()
+        )
 
 
 def test_weights_that_are_none(tmp_path):
@@ -201,7 +255,11 @@ def test_weights_that_are_none(tmp_path):
     (tmp_path / "page.pth").write_text("<html>")
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "other.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    for name, said in (("page", "no tensors"), ("other", "not the parameters"), ("list", "not the parameters")):
+    for name, said in (
+        ("page", "no tensors"),
+        ("other", "not the parameters"),
+        ("list", "not the parameters"),
+    ):
         with pytest.raises(ValueError, match=f"{name}.pth: {said}"):
             features.load_backbone(tmp_path / f"{name}.pth")
 
@@ -231,18 +289,29 @@ def test_devices():
 def test_any_callable_in_any_batch_size():
     expected = [mean_colour(features.preprocess(Image.open(path))[None])[0] for path in IMAGES]
     for batch_size in (1, 4, 64):
-        made = features.extract(map(str, IMAGES), backbone=mean_colour, device="cpu", batch_size=batch_size)
+        made = features.extract(
+            map(str, IMAGES), backbone=mean_colour, device="cpu", batch_size=batch_size
+        )
         np.testing.assert_allclose(made, np.stack(expected), atol=1e-6)
     for path in IMAGES[0], str(IMAGES[0]):  # one alone
-        np.testing.assert_allclose(features.extract(path, backbone=mean_colour, device="cpu"), expected[:1], atol=1e-6)
-    module = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.AvgPool2d(224), torch.nn.Flatten()).train()
+        np.testing.assert_allclose(
+            features.extract(path, backbone=mean_colour, device="cpu"), expected[:1], atol=1e-6
+        )
+    module = torch.nn.Sequential(
+        torch.nn.BatchNorm2d(3), torch.nn.AvgPool2d(224), torch.nn.Flatten()
+    ).train()
     made = features.extract(IMAGES, backbone=module, device="cpu")
-    np.testing.assert_allclose(made, np.stack(expected), rtol=1e-4, atol=1e-4)  # eval mode: BatchNorm does nothing
+    np.testing.assert_allclose(
+        made, np.stack(expected), rtol=1e-4, atol=1e-4
+    )  # eval mode: BatchNorm does nothing
     assert module.training and not module[0].num_batches_tracked
 
 
 def test_bad_arguments():
-    for options, said in (({"batch_size": 0}, "batch size 0"), ({"backbone": torch.sin}, "makes .*not .B, F")):
+    for options, said in (
+        ({"batch_size": 0}, "batch size 0"),
+        ({"backbone": torch.sin}, "makes .*not .B, F"),
+    ):
         with pytest.raises(ValueError, match=said):
             features.extract(IMAGES, **{"backbone": mean_colour, "device": "cpu"} | options)
     with pytest.raises(ValueError, match="no images"):
@@ -250,29 +319,44 @@ def test_bad_arguments():
 
 
 def test_broken_files_are_all_named(tmp_path, monkeypatch):
-    content = {"text.jpg": b"hello", "empty.png": b"", "cut.jpg": IMAGES[5].read_bytes()[:9000],
-               "cut.png": IMAGES[0].read_bytes()[:50000], "narrow.png": None, "big.png": None}
+    content = {
+        "text.jpg": b"hello",
+        "empty.png": b"",
+        "cut.jpg": IMAGES[5].read_bytes()[:9000],
+        "cut.png": IMAGES[0].read_bytes()[:50000],
+        "narrow.png": None,
+        "big.png": None,
+    }
     for name, some in content.items():
         if some is not None:
             (tmp_path / name).write_bytes(some)
-    Image.new("L", (70000, 1)).save(tmp_path / "narrow.png")  # few pixels, but 256 x 17.9 million once resized
+    Image.new("L", (70000, 1)).save(
+        tmp_path / "narrow.png"
+    )  # few pixels, but 256 x 17.9 million once resized
     Image.new("1", (500, 500)).save(tmp_path / "big.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120_000)  # as Pillow, twice that is read
     bad = [tmp_path / name for name in [*content, "missing.jpg"]]
     paths = [IMAGES[0], *bad[:4], IMAGES[1], *bad[4:]]
     with pytest.raises(ValueError, match="of 7 of 9 images") as caught:
         features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3)
-    for path, why in zip(bad, ("not an image", "not an image", "truncated", "truncated", "bomb", "bomb", "not there")):
+    for path, why in zip(
+        bad, ("not an image", "not an image", "truncated", "truncated", "bomb", "bomb", "not there")
+    ):
         assert re.search(rf"{path} \([^)]*{why}", str(caught.value)), path
-    made = features.extract(paths, backbone=mean_colour, device="cpu", batch_size=3,
-                            skip_broken=True)
-    with pytest.raises(ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"):
+    made = features.extract(
+        paths, backbone=mean_colour, device="cpu", batch_size=3, skip_broken=True
+    )
+    with pytest.raises(
+        ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"
+    ):
         features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
     assert np.isnan(made[[1, 2, 3, 4, 6, 7, 8]]).all() and np.isfinite(made[[0, 5]]).all()
 
 
 def test_long_lists_are_cut():
-    with pytest.raises(ValueError, match=r"of 100 of 100 images: 0 \(not there\), .*, 19 \(not there\) and 80 more"):
+    with pytest.raises(
+        ValueError, match=r"of 100 of 100 images: 0 \(not there\), .*, 19 \(not there\) and 80 more"
+    ):
         features.extract(map(str, range(100)), backbone=mean_colour, device="cpu")
 
 
@@ -286,8 +370,15 @@ def load(dataset, weights, **options):
 def test_cache_notices_what_changed(tmp_path, cheap, decoded):
     dataset = make_dataset(tmp_path)
     same, first, about = load(dataset, cheap)
-    assert same == dataset and set(first) == {"train", "val", "test"} and first["val"].dtype == np.float32
-    assert about == f"ResNet-18 (weights {hashlib.sha256(b'2').hexdigest()[:8]}), 224 of 256 pixels, frozen"
+    assert (
+        same == dataset
+        and set(first) == {"train", "val", "test"}
+        and first["val"].dtype == np.float32
+    )
+    assert (
+        about
+        == f"ResNet-18 (weights {hashlib.sha256(b'2').hexdigest()[:8]}), 224 of 256 pixels, frozen"
+    )
     for phase in first:
         np.testing.assert_allclose(first[phase], colours(dataset, phase), atol=1e-5)
     assert len(decoded) == 6  # the one in two phases once
@@ -309,7 +400,9 @@ def test_cache_is_keyed_by_weights_and_preprocessing(tmp_path, cheap, decoded):
     dataset, other = make_dataset(tmp_path, 2), tmp_path / "other.pth"
     other.write_text("3")
     load(dataset, cheap)
-    np.testing.assert_allclose(load(dataset, other)[1]["train"], colours(dataset, "train", 3), atol=1e-5)
+    np.testing.assert_allclose(
+        load(dataset, other)[1]["train"], colours(dataset, "train", 3), atol=1e-5
+    )
     assert "upright" in load(dataset, other, respect_orientation=True)[2]
     assert len(decoded) == 6
 
@@ -349,7 +442,12 @@ def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
         load(dataset, cheap)
     decoded.clear()
     np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
-    assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]  # the second batch was still on its way
+    assert sorted(decoded) == [
+        "2.png",
+        "3.png",
+        "4.png",
+        "5.png",
+    ]  # the second batch was still on its way
 
 
 def test_killed_extraction_resumes(tmp_path, cheap, decoded):
@@ -368,7 +466,11 @@ def test_killed_extraction_resumes(tmp_path, cheap, decoded):
     assert (tmp_path / "features.partial.npz").exists() and not (tmp_path / "features.npz").exists()
     np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
     assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cheap.pth", "features.npz", "images"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cheap.pth",
+        "features.npz",
+        "images",
+    ]
 
 
 def test_broken_images_can_be_skipped(tmp_path, cheap):
@@ -376,13 +478,25 @@ def test_broken_images_can_be_skipped(tmp_path, cheap):
     for name in ("1", "5"):
         dataset.path(f"red_shoe/{name}.png").write_bytes(b"")
     for _ in range(2):  # the second time from the cache
-        with pytest.raises(ValueError, match=r"2 of 6 images: red_shoe/1.png \(not an image\), red_shoe/5.png .*--s"):
+        with pytest.raises(
+            ValueError,
+            match=r"2 of 6 images: red_shoe/1.png \(not an image\), red_shoe/5.png .*--s",
+        ):
             load(dataset, cheap)
         left, some, _ = load(dataset, cheap, skip_broken=True)
-        assert left.images == {"train": ["red_shoe/0.png", "red_shoe/2.png"],
-                               "val": ["red_shoe/3.png", "red_shoe/4.png"], "test": []}
-        assert [left.targets[phase].tolist() for phase in ("train", "val", "test")] == [[0, 2], [0, 1], []]
-        assert some["test"].shape == (0, 3) and "2 images left out: red_shoe/1.png" in left.notes[-1]
+        assert left.images == {
+            "train": ["red_shoe/0.png", "red_shoe/2.png"],
+            "val": ["red_shoe/3.png", "red_shoe/4.png"],
+            "test": [],
+        }
+        assert [left.targets[phase].tolist() for phase in ("train", "val", "test")] == [
+            [0, 2],
+            [0, 1],
+            [],
+        ]
+        assert (
+            some["test"].shape == (0, 3) and "2 images left out: red_shoe/1.png" in left.notes[-1]
+        )
         np.testing.assert_allclose(some["train"], colours(left, "train"), atol=1e-5)
     assert dataset.images["test"] and not dataset.notes
 
@@ -393,7 +507,10 @@ def test_broken_images_can_be_skipped(tmp_path, cheap):
 @pytest.mark.parametrize("kind", ["tensor", "array", "strings", "scalars", "rows", "npz"])
 def test_published_features_are_read(tmp_path, kind):
     dataset = make_dataset(tmp_path, 4)
-    names = [f".\\red_shoe\\{number}.png" if number == 1 else f"red_shoe/{number}.png" for number in (3, 1, 0, 2, 7)]
+    names = [
+        f".\\red_shoe\\{number}.png" if number == 1 else f"red_shoe/{number}.png"
+        for number in (3, 1, 0, 2, 7)
+    ]
     values = np.array([[3, 3], [1, 1], [0, 0], [2, 2], [7, 7]], np.float32)
     if kind == "npz":
         np.savez(tmp_path / "features.npz", files=names, features=values.astype(np.float16))
@@ -404,22 +521,32 @@ def test_published_features_are_read(tmp_path, kind):
     _, made, about = features.load_features(dataset)
     assert made["train"].tolist() == [[0, 0], [1, 1]] and made["val"].tolist() == [[2, 2], [3, 3]]
     assert made["train"].dtype == np.float32 and "feature" in about and "frozen" in about
-    np.savez(tmp_path / "clip.npz", files=names, features=values + 1, key="CLIP")  # a file given goes first
+    np.savez(
+        tmp_path / "clip.npz", files=names, features=values + 1, key="CLIP"
+    )  # a file given goes first
     _, made, about = features.load_features(dataset, file=tmp_path / "clip.npz")
     assert made["test"].tolist() == [[4, 4]] and about == "CLIP, frozen"
 
 
-@pytest.mark.parametrize("called, content, said", [
-    ("files", np.zeros((1, 2)), r"of red_shoe/0.png\).*1 of 2 images: red_shoe/1.png"),
-    ("files", np.zeros((3, 2)), r"2 files need \(N, F\) numbers, not \(3, 2\)"),
-    ("files", np.zeros(2), r"not \(2,\) float64"),
-    ("files", np.array([["x"], ["y"]]), r"not \(2, 1\) <U1"),
-    ("files", np.array([[None], [None]]), "Object arrays"),
-    (["red_shoe/0.png", "./red_shoe/0.png"], np.eye(2), "several rows that differ for red_shoe/0.png;"),
-    ("names", np.zeros((2, 2)), "holds names, features; expected `files`"),
-    ("files", np.array([[0], [np.inf]]), "1 images are not finite: red_shoe/1.png")])
+@pytest.mark.parametrize(
+    "called, content, said",
+    [
+        ("files", np.zeros((1, 2)), r"of red_shoe/0.png\).*1 of 2 images: red_shoe/1.png"),
+        ("files", np.zeros((3, 2)), r"2 files need \(N, F\) numbers, not \(3, 2\)"),
+        ("files", np.zeros(2), r"not \(2,\) float64"),
+        ("files", np.array([["x"], ["y"]]), r"not \(2, 1\) <U1"),
+        ("files", np.array([[None], [None]]), "Object arrays"),
+        (
+            ["red_shoe/0.png", "./red_shoe/0.png"],
+            np.eye(2),
+            "several rows that differ for red_shoe/0.png;",
+        ),
+        ("names", np.zeros((2, 2)), "holds names, features; expected `files`"),
+        ("files", np.array([[0], [np.inf]]), "1 images are not finite: red_shoe/1.png"),
+    ],
+)
 def test_wrong_features_are_explained(tmp_path, called, content, said):
-    files = ["red_shoe/0.png", "red_shoe/1.png"][:len(content)]
+    files = ["red_shoe/0.png", "red_shoe/1.png"][: len(content)]
     files, called = (files, called) if isinstance(called, str) else (called, "files")
     np.savez(tmp_path / "wrong.npz", **{called: files, "features": content})
     with pytest.raises(ValueError, match=f"wrong.npz.*{said}"):
@@ -441,7 +568,11 @@ def test_fashion():
     with np.load(FASHION / "features.npz") as file:
         row = file["files"].tolist().index(dataset.images["val"][7])
         np.testing.assert_array_equal(made["val"][7], file["features"][row].astype(np.float32))
-    assert same is dataset and sum(map(len, made.values())) == 19_877 and "features.npz, frozen" in about
+    assert (
+        same is dataset
+        and sum(map(len, made.values())) == 19_877
+        and "features.npz, frozen" in about
+    )
 
 
 # The script
@@ -449,19 +580,38 @@ def test_fashion():
 
 def test_script(tmp_path, weights, capsys, decoded):
     dataset = make_dataset(tmp_path / "mine", 4)
-    rows = [f"{name},red,shoe,{phase}" for phase in ("train", "val", "test") for name in dataset.images[phase][:1]]
+    rows = [
+        f"{name},red,shoe,{phase}"
+        for phase in ("train", "val", "test")
+        for name in dataset.images[phase][:1]
+    ]
     (tmp_path / "mine/images.csv").write_text("\n".join(["image,state,object,split", *rows]))
-    command = ["mine", "--data-root", str(tmp_path), "--weights", str(weights), "--half", "--device", "cpu"]
+    command = [
+        "mine",
+        "--data-root",
+        str(tmp_path),
+        "--weights",
+        str(weights),
+        "--half",
+        "--device",
+        "cpu",
+    ]
     features.main(command)
     features.main(command)
     first, second = capsys.readouterr().out.splitlines()
-    assert first == second and "train (1, 512), val (1, 512), test (1, 512); ResNet-18" in first and len(decoded) == 3
+    assert (
+        first == second
+        and "train (1, 512), val (1, 512), test (1, 512); ResNet-18" in first
+        and len(decoded) == 3
+    )
     dataset.path(dataset.images["train"][0]).write_text("")
     with pytest.raises(SystemExit) as caught:
         features.main(command)
     assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"error: no features of 1 of 3 images: red_shoe/0.png \(not an image\); .*\n", said)
+    assert re.fullmatch(
+        r"error: no features of 1 of 3 images: red_shoe/0.png \(not an image\); .*\n", said
+    )
 
 
 def test_missing_weights_file_is_named(tmp_path):
@@ -480,26 +630,37 @@ def test_own_preprocessing_and_module():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 6, 5))
     opened = [Image.open(path).convert("RGB") for path in IMAGES[:4]]
     expected = module(torch.stack([transform(image) for image in opened])).detach()
-    made = features.extract(IMAGES[:4], backbone=module, preprocess=transform, device="cpu",
-                            batch_size=3)
+    made = features.extract(
+        IMAGES[:4], backbone=module, preprocess=transform, device="cpu", batch_size=3
+    )
     np.testing.assert_allclose(made, expected, atol=1e-6)
-    upright = features.extract([HERE / "data/images/exif_rotated.jpg"], backbone=module,
-                               preprocess=transform, device="cpu", respect_orientation=True)
+    upright = features.extract(
+        [HERE / "data/images/exif_rotated.jpg"],
+        backbone=module,
+        preprocess=transform,
+        device="cpu",
+        respect_orientation=True,
+    )
     turned = ImageOps.exif_transpose(Image.open(HERE / "data/images/exif_rotated.jpg"))
     np.testing.assert_allclose(upright, module(transform(turned)[None]).detach(), atol=1e-6)
 
 
-@pytest.mark.parametrize("transform, said", [
-    (np.array, "preprocess makes a ndarray, expected a tensor"),
-    (lambda image: torch.zeros(image.size), "tensors of several shapes, expected one"),
-    (lambda image: torch.zeros(3), r"makes \(3,\) of 3 images, not \(B, F\)")])
+@pytest.mark.parametrize(
+    "transform, said",
+    [
+        (np.array, "preprocess makes a ndarray, expected a tensor"),
+        (lambda image: torch.zeros(image.size), "tensors of several shapes, expected one"),
+        (lambda image: torch.zeros(3), r"makes \(3,\) of 3 images, not \(B, F\)"),
+    ],
+)
 def test_preprocessing_that_is_none(tmp_path, transform, said):
     paths = [tmp_path / f"{number}.png" for number in range(3)]
     for number, path in enumerate(paths):
         Image.new("RGB", (8 + number, 9)).save(path)
     with pytest.raises(ValueError, match=said):
-        features.extract(paths, backbone=lambda batch: batch.sum(0), preprocess=transform,
-                         device="cpu")
+        features.extract(
+            paths, backbone=lambda batch: batch.sum(0), preprocess=transform, device="cpu"
+        )
 
 
 def test_large_photos_are_read_up_to_a_limit_by_name(tmp_path, monkeypatch):
@@ -531,13 +692,20 @@ def test_float_images(tmp_path):
 
 
 def test_weights_as_training_loops_save_them(tmp_path):
-    state = {name: golden_parameter(name, value)
-             for name, value in features.resnet18().state_dict().items()}
+    state = {
+        name: golden_parameter(name, value)
+        for name, value in features.resnet18().state_dict().items()
+    }
     parallel = {f"module.{name}": value for name, value in state.items()}
     lightning = {f"backbone.{name}": value for name, value in state.items()}
     lightning |= {"head.weight": torch.ones(2)}
-    kept = [parallel, lightning, {"state_dict": state}, {"model": parallel, "epoch": 3},
-            {"net": {f"module.{name}": value for name, value in lightning.items()}}]
+    kept = [
+        parallel,
+        lightning,
+        {"state_dict": state},
+        {"model": parallel, "epoch": 3},
+        {"net": {f"module.{name}": value for name, value in lightning.items()}},
+    ]
     kept[-1]["net"].pop("module.head.weight")
     for stored in kept:
         torch.save(stored, tmp_path / "kept.pth")
@@ -562,9 +730,11 @@ def test_ignored_orientations_and_equal_files_are_noted(tmp_path, cheap):
         notes = load(dataset, cheap)[0].notes
         assert notes[0].startswith("2 images with an orientation that is ignored (red_shoe/0.png")
         assert "--respect-orientation" in notes[0]
-        assert notes[1] == ("2 val images (66.7%) whose file is in train too by another name, "
-                            "1 with another composition: an accuracy ceiling of 66.7% of val for "
-                            "who answers as train shows")
+        assert notes[1] == (
+            "2 val images (66.7%) whose file is in train too by another name, "
+            "1 with another composition: an accuracy ceiling of 66.7% of val for "
+            "who answers as train shows"
+        )
         assert notes[2].startswith("1 test image (100.0%) whose file is in train too by another")
         assert len(notes) == 3
     notes = load(dataset, cheap, respect_orientation=True)[0].notes
@@ -574,8 +744,11 @@ def test_ignored_orientations_and_equal_files_are_noted(tmp_path, cheap):
 @pytest.mark.parametrize("prefix", ["images/", "/elsewhere/data/images/"])
 def test_prefixes_in_feature_files(tmp_path, prefix):
     dataset = make_dataset(tmp_path, 2)
-    np.savez(tmp_path / "mine.npz", files=[f"{prefix}red_shoe/{number}.png" for number in (1, 0)],
-             features=[[1.], [2.]])
+    np.savez(
+        tmp_path / "mine.npz",
+        files=[f"{prefix}red_shoe/{number}.png" for number in (1, 0)],
+        features=[[1.0], [2.0]],
+    )
     made = features.load_features(dataset, file=tmp_path / "mine.npz")[1]
     assert made["train"].tolist() == [[2]] and made["val"].tolist() == [[1]]
 
@@ -583,8 +756,9 @@ def test_prefixes_in_feature_files(tmp_path, prefix):
 def test_decomposed_names_in_feature_files(tmp_path):
     dataset = make_dataset(tmp_path, 2)
     dataset = dataset._replace(images=dataset.images | {"train": ["caf\u00e9.png"]})
-    np.savez(tmp_path / "mine.npz", files=["cafe\u0301.png", "red_shoe/1.png"],
-             features=[[3.], [4.]])
+    np.savez(
+        tmp_path / "mine.npz", files=["cafe\u0301.png", "red_shoe/1.png"], features=[[3.0], [4.0]]
+    )
     made = features.load_features(dataset, file=tmp_path / "mine.npz")[1]
     assert made["train"].tolist() == [[3]]
 
@@ -592,13 +766,14 @@ def test_decomposed_names_in_feature_files(tmp_path):
 def test_tensors_of_every_kind(tmp_path):
     dataset = make_dataset(tmp_path, 2)
     files = ["red_shoe/0.png", "red_shoe/1.png"]
-    values = torch.tensor([[1., 2], [0, 0]])
+    values = torch.tensor([[1.0, 2], [0, 0]])
     for kind in (values.bfloat16(), values.clone().requires_grad_()):
         torch.save({"files": files, "features": kind}, tmp_path / "mine.t7")
         noted, made, _ = features.load_features(dataset, file=tmp_path / "mine.t7")
         assert made["train"].tolist() == [[1, 2]]
-        assert noted.notes == ["1 image with features of zeros alone, which tell nothing: "
-                               "red_shoe/1.png"]
+        assert noted.notes == [
+            "1 image with features of zeros alone, which tell nothing: red_shoe/1.png"
+        ]
     torch.save({"files": files, "features": values[:, :0]}, tmp_path / "mine.t7")
     with pytest.raises(ValueError, match="mine.t7: features of 0 numbers"):
         features.load_features(dataset, file=tmp_path / "mine.t7")
@@ -632,8 +807,10 @@ def test_read_only_data(tmp_path, cheap, decoded, read_only):
         load(dataset, cheap)
     assert not decoded  # it is found out before
     noted, first, _ = load(dataset, cheap, fallback=tmp_path / "runs")
-    assert noted.notes == [f"{dataset.folder} cannot be written: features are cached in "
-                           f"{tmp_path / 'runs/mine-features.npz'}"]
+    assert noted.notes == [
+        f"{dataset.folder} cannot be written: features are cached in "
+        f"{tmp_path / 'runs/mine-features.npz'}"
+    ]
     again, second, _ = load(dataset, cheap, fallback=tmp_path / "runs")
     assert not again.notes and len(decoded) == 6
     np.testing.assert_array_equal(first["val"], second["val"])
@@ -655,7 +832,9 @@ def test_a_cache_of_named_weights_serves_without_naming_them(tmp_path, cheap, de
     # Of an image more, the weights file is needed, and found where it was.
     moved.rename(cheap)
     Image.new("RGB", (9, 9), "white").save(dataset.path("red_shoe/0.png"))
-    np.testing.assert_allclose(load(dataset, None)[1]["train"], colours(dataset, "train"), atol=1e-5)
+    np.testing.assert_allclose(
+        load(dataset, None)[1]["train"], colours(dataset, "train"), atol=1e-5
+    )
     assert decoded[6:] == ["0.png"]
     # Where it is not, and nothing can be downloaded, the cache is mentioned.
     cheap.unlink()
@@ -704,17 +883,28 @@ WORKER = f"""if True:
 
 
 def run_processes(folder, count, kill_rank="none"):
-    """Exit statuses of so many processes that extract together, as torchrun starts and ends them."""
+    """Exit statuses of so many processes that extract together, as torchrun starts and ends
+    them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     running = []
     for rank in range(count):
         environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen([sys.executable, "-c", WORKER, str(folder), kill_rank],
-                                        env=environment, stdin=subprocess.DEVNULL))
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, str(folder), kill_rank],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        )
     try:
         if kill_rank != "none":
             running[int(kill_rank)].wait(100)

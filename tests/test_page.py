@@ -1,4 +1,5 @@
-"""README and the notebook: what they show runs, and every file and option that they name is there."""
+"""README and the notebook: what they show runs, and every file and option that they name is
+there."""
 
 import contextlib
 import json
@@ -31,7 +32,9 @@ def test_pythons_examples_run(capsys):
 
 def commands():
     """The commands of README that call a script of the project, without their comments."""
-    lines = [line.partition("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    lines = [
+        line.partition("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()
+    ]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [part for part in parts if part.startswith("python ") and ".py" in part]
 

@@ -60,8 +60,9 @@ def make(folder, images):
 def run(folder, *options):
     """A quick report; the folder and report.json. (A later --out or --seeds takes effect.)"""
     out = folder / "out"
-    reproduce.main(["--dataset", folder, "--device", "cpu", "--quick", "--out", out, "--seeds", 0,
-                    1, *options])
+    reproduce.main(
+        ["--dataset", folder, "--device", "cpu", "--quick", "--out", out, "--seeds", 0, 1, *options]
+    )
     return out, json.loads((out / "report.json").read_text())
 
 
@@ -206,8 +207,9 @@ def test_both_recipes(toy, tmp_path, capsys):
     # each change is one setting against the whole recipe (a scale and its margin go together)
     changes = report["strong"]["changes"]
     for name, (label, _) in reproduce.CHANGES.items():
-        differing = {key for key, value in settings["strong4"].items()
-                     if settings[name][key] != value}
+        differing = {
+            key for key, value in settings["strong4"].items() if settings[name][key] != value
+        }
         assert len(differing) == (3 if "length" in name else 1), (name, differing)
         assert changes[label]["test"]["mean"] == auc[name]
     assert settings["strong4"]["mask"] == "justified" and settings["full"]["mask"] == "published"
@@ -279,16 +281,33 @@ def test_time_of_a_run_is_the_sum_of_its_epochs(tmp_path):
 def test_without_images_and_beside_the_papers_figures(tmp_path, capsys):
     folder = make(tmp_path / "ut-zap50k", images=False)
     out = tmp_path / "out"
-    reproduce.main(["--dataset", "utzappos", "--data-root", tmp_path, "--vectors",
-                    folder / "vectors.txt", "--device", "cpu", "--quick", "--seeds", 0, "--out",
-                    out, "--only", "table1", "qualitative"])
+    reproduce.main(
+        [
+            "--dataset",
+            "utzappos",
+            "--data-root",
+            tmp_path,
+            "--vectors",
+            folder / "vectors.txt",
+            "--device",
+            "cpu",
+            "--quick",
+            "--seeds",
+            0,
+            "--out",
+            out,
+            "--only",
+            "table1",
+            "qualitative",
+        ]
+    )
     text = (out / "report.md").read_text()
     report = json.loads((out / "report.json").read_text())
     assert "The picture is left out: utzappos has no images here" in text
     assert not (tmp_path / "out/qualitative.png").exists()
     row = report["table1"]["open"]["CompCos, mask"]
-    assert list(row["paper"].values()) == pytest.approx([.351, .724, .593, .468, .369, .213])
-    assert row["difference"]["HM"] == pytest.approx(row["published"]["HM"]["mean"] - .369)
+    assert list(row["paper"].values()) == pytest.approx([0.351, 0.724, 0.593, 0.468, 0.369, 0.213])
+    assert row["difference"]["HM"] == pytest.approx(row["published"]["HM"]["mean"] - 0.369)
     assert "paper" not in report["table1"]["open"]["CompCos"]
     assert f"{100 * row['difference']['HM']:+.1f}" in text
     assert " ± " not in text.split("## Findings")[1]  # one seed deviates from nothing

@@ -152,7 +152,7 @@ def test_table(run):
     assert head.split() == ["candidates", "protocol", "S", "U", "HM", "AUC", "Sta", "Obj"]
     keys = "best_seen", "best_unseen", "best_hm", "auc", "state_accuracy", "object_accuracy"
     for row_number, name in enumerate(("closed", "open", "open_masked")):
-        of_protocols = lines[3 * row_number:3 * row_number + 3]
+        of_protocols = lines[3 * row_number : 3 * row_number + 3]
         assert of_protocols[0].startswith(f"{name} ({metrics['candidates']['test'][name]}) ")
         for protocol, line in zip(("exact", "published"), of_protocols):
             expected = [f"{100 * metrics['test'][name][protocol][key]:.1f}" for key in keys]
