@@ -308,12 +308,27 @@ def spread(items, work):
         yield from zip(begun, gather(result))
 
 
+def take_turns(count, what):
+    """Yield numbers below `count`, ascending; of several processes each number goes to the first
+    that is free. `what`, the same in all of them, tells one such list from others."""
+    if processes() == 1:
+        yield from range(count)
+        return
+    with group() as distributed:
+        store = distributed.distributed_c10d._get_default_store()
+    number = store.add(what, 1) - 1
+    while number < count:
+        yield number
+        number = store.add(what, 1) - 1
+
+
 def check_shared(folder):
     """OSError unless every process sees in `folder` what the first one writes there."""
     if processes() == 1:
         return
     note = Path(folder, ".shared")
     if rank() == 0:
+        note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(secrets.token_hex(8))
     written = gather(note.read_text() if rank() == 0 else "")[0]
     sees = gather(note.exists() and note.read_text() == written)
