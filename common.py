@@ -8,6 +8,7 @@ import functools
 import glob
 import io
 import os
+import re
 import secrets
 import signal
 import sys
@@ -278,7 +279,8 @@ def group():
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        reason = str(error).strip().split("\n")[0][:160]
+        reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
+        reason = re.split(r"\. |\n", reason)[0][:160]
         raise ConnectionError(f"another process has ended ({reason})") from None
 
 
@@ -344,9 +346,8 @@ def check_shared(folder):
 def signals_together():
     """A function that tells whether any process was asked to stop, for all to stop at one place.
 
-    Inside, Ctrl-C, SIGTERM and SIGHUP wait for that: who stopped in the midst of a step would leave
-    the others waiting for its gradients. They are raised at the end. With one process they are
-    raised at once.
+    Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
+    step would leave the others waiting for its gradients. With one process they interrupt at once.
     """
     received = []
     before = {}
@@ -364,8 +365,8 @@ def signals_together():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in received[:1]:
-            signal.raise_signal(number)
+    for number in received[:1]:  # what came too late for all to stop
+        signal.raise_signal(number)
 
 
 def leave_group():
@@ -399,6 +400,8 @@ def say_for_all(text):
             time.sleep(GRACE_SECONDS)
         except KeyboardInterrupt:
             return
+    elif processes() > 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, where another one failed
     say(text)
 
 

@@ -35,6 +35,7 @@ import math
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -272,12 +273,20 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     agree(run, out)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
+    with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
+        train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
+                     epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
+                     is_stopping=is_stopping)
+    run.take_best()
+    return run.history
+
+
+@contextmanager
+def last_epoch_kept(run, out, settings):
+    """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        with common.signals_together() as is_stopping:
-            train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
-                         epochs=epochs, patience=patience, passes=passes, out=out,
-                         settings=settings, is_stopping=is_stopping)
+        yield
     except (KeyboardInterrupt, ConnectionError) as error:
         kept = "no epoch was finished"
         if run.epoch:
@@ -287,8 +296,6 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     finally:
         if run.epoch > first:
             run.save(out, settings)
-    run.take_best()
-    return run.history
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
