@@ -32,6 +32,7 @@ at s * O + o.
 
 import csv
 import math
+import platform
 import sys
 import time
 import warnings
@@ -321,11 +322,20 @@ def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patie
 
 
 def agree(run, out):
-    """Let all processes begin with the first one's numbers. OSError: not all have read last.pt."""
+    """Let all processes begin with the first one's numbers.
+
+    OSError: not all have read last.pt. ValueError: two are on one GPU.
+    """
+    device = run.model.states.device
     epochs = common.gather(run.epoch)
     if len(set(epochs)) > 1:
-        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: --out "
-                      "needs a folder that all machines share")
+        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: "
+                      "--out needs a folder that all machines share")
+    places = common.gather((platform.node(), str(device)))
+    if device.type == "cuda" and len(set(places)) < len(places):
+        raise ValueError(f"the processes are on {places}, by rank: to train one model each needs a "
+                         "GPU of its own; start as many as there are GPUs, without a number in "
+                         "--device")
     if len(epochs) > 1:
         with common.group() as distributed:
             for tensor in run.live():
