@@ -746,10 +746,11 @@ def steps_to_epochs(chosen, images):
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
-    steps_an_epoch = math.ceil(images / chosen["batch_size"])
+    batch = min(chosen["batch_size"], images)
+    steps_an_epoch = math.ceil(images / batch)
     if chosen["epochs"] is None:
-        chosen["passes"] = math.ceil(LEAST_STEPS / steps_an_epoch)
-        steps_an_epoch *= chosen["passes"]
+        chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
+        steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen["patience"] is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
