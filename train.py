@@ -15,6 +15,7 @@ needs no more):
 | `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
+| `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
 
 **What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in
 `loss`: nothing reads a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change
