@@ -699,8 +699,9 @@ def choose_weight_decay(build, prepared):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            history = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
-                                             out=Path(folder), resume=False, eager=False)
+            history, _ = experiment.train_model(build(), arrays, prepared.dataset,
+                                                settings=settings, out=Path(folder), resume=False,
+                                                eager=False)
         return max(row["validation"] for row in history)
 
     best = dict(common.spread(WEIGHT_DECAYS, validation))

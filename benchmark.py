@@ -219,7 +219,7 @@ def bench_step(repeat):
     plain_optimizer = adam(plain_model, weight_decay=5e-5)
     model.set_training(seen)
     model.after_epoch(15)
-    step, _ = stepper(model, optimizer, features, target, B)
+    step, _ = stepper(model, optimizer, features, target)
     margin = .4 * torch.as_tensor(plain_model.feasibility(seen), device=device).float()
 
     order = torch.arange(B, device=device)
@@ -322,6 +322,75 @@ def bench_run(repeat):
           f"{whole:.1f} s (first {first:.2f} s, then {rest:.3f} s each)")
 
 
+def bench_members(repeat):
+    """The strong recipe with 1, 4 and 16 members on made-up features of fashion's size, training
+    and evaluation; then 300 epochs of the published recipe. On a CPU a tenth of the epochs."""
+    from features import pick_device
+
+    device = pick_device()
+    time_recipe("strong", 1, device)  # the first run of a process warms it up
+    for members in (1, 4, 16):
+        seconds, epochs = time_recipe("strong", members, device)
+        if members == 1:
+            strong = seconds
+        print(f"strong recipe, fashion's size, {device}, members {members}: {epochs} epochs and "
+              f"evaluation in {seconds:.1f} s, {seconds / strong:.1f} times as long as one")
+    seconds, epochs = time_recipe("published", 1, device)
+    print(f"published recipe, fashion's size, {device}: {epochs} epochs and evaluation in "
+          f"{seconds:.1f} s")
+
+
+def time_recipe(recipe, members, device):
+    """(seconds, epochs) of training and all evaluation of a recipe at fashion's size."""
+    import compcos
+    import experiment
+
+    dataset, features = made_up_fashion()
+    settings = compcos.defaults(recipe)["utzappos"] | dict(
+        model="compcos", members=members, seed=0, world="open", mask="published")
+    settings.pop("vectors")
+    experiment.steps_to_epochs(settings, len(features["train"]))
+    settings["patience"] = None  # nothing is learnt here, and all the epochs are to be timed
+    if device.type == "cpu":
+        settings["epochs"] //= 10
+    state_count = len(dataset.states)
+    vectors = np.random.default_rng(0).normal(size=(state_count + len(dataset.objects), 100))
+    prepared = experiment.Prepared(dataset, features, vectors[:state_count],
+                                   vectors[state_count:], device, settings, None)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        experiment.one_seed(lambda: compcos.make_model(prepared), dataset, features,
+                            settings=settings, device=device, out=Path(out), resume=False,
+                            save_scores=False)
+    wait(device)
+    return time.perf_counter() - start, settings["epochs"]
+
+
+def made_up_fashion():
+    """A Dataset of 36 x 71 compositions, 490 seen and 130 and 165 unseen ones in validation and
+    test, and as many random features as fashion has."""
+    import data
+
+    random = np.random.default_rng(0)
+    S, O = 36, 71
+    seen, val, test = np.split(random.permutation(S * O)[:785], [490, 620])
+    shown = dict(train=seen, val=np.concatenate([seen, val]), test=np.concatenate([seen, test]))
+    sizes = dict(train=8355, val=4967, test=6555)
+    pairs = {}
+    images = {}
+    targets = {}
+    features = {}
+    for phase, size in sizes.items():
+        pairs[phase] = np.stack(np.divmod(np.sort(shown[phase]), O), axis=1)
+        images[phase] = [f"{phase}{i}.jpg" for i in range(size)]
+        targets[phase] = random.choice(shown[phase], size)
+        features[phase] = random.normal(size=(size, 512)).astype(np.float32)
+    states = [f"state{i}" for i in range(S)]
+    objects = [f"object{i}" for i in range(O)]
+    dataset = data.Dataset("made up", Path(), states, objects, pairs, images, targets, None, [])
+    return dataset, features
+
+
 def run_compositions(random, S, O):
     """(C,) bool seen; 300 unseen compositions of validation images; "real" or "random"."""
     from feasibility import read_pairs
@@ -376,7 +445,7 @@ def large_vocabulary(S, O, D, repeat, images=256):
     model.set_training(seen)
     model.after_epoch(15)
     labels = torch.as_tensor(target, device=device)
-    step, _ = stepper(model, adam(model), features, labels, 128)
+    step, _ = stepper(model, adam(model), features, labels)
     order = torch.arange(128, device=device)
     for _ in range(4 if device.type == "cuda" else 1):  # warm up, and capture the step
         step(order)
@@ -790,6 +859,7 @@ BENCHMARKS = {
     "feasibility": bench_feasibility,
     "step": bench_step,
     "run": bench_run,
+    "members": bench_members,
     "scale": bench_scale,
     "words": bench_words,
     "features": bench_features,

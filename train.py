@@ -15,6 +15,7 @@ needs no more):
 | `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
+| `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
 
 **What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in
 `loss`: nothing reads a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change
@@ -171,13 +172,12 @@ class WeightAverage:
         torch._foreach_copy_(self.average, kept)
 
 
-def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
+def stepper(model, optimizer, features, targets, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
     that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed for full batches,
-    unless `eager`. Of several processes each takes its part of the images, and `total` the losses
-    of these.
+    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`. Of
+    several processes each takes its part of the images, and `total` the losses of these.
     """
     total = torch.zeros((), device=features.device)
     parameters = list(model.parameters())
@@ -203,7 +203,7 @@ def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
 
     if features.device.type != "cuda" or eager:
         return step, total
-    return captured(step, batch_size, features.device), total
+    return captured(step), total
 
 
 @torch.no_grad()
@@ -218,22 +218,21 @@ def add_up_gradients(parameters):
     torch._foreach_copy_(gradients, sums)
 
 
-def captured(step, batch_size, device):
-    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a
-    side stream."""
-    static_index = torch.zeros(batch_size, dtype=torch.int64, device=device)
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    full_steps = 0
+def captured(step):
+    """`step` as CUDA graphs, one for each length of a batch; the first three steps run as they are.
+
+    Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
+    """
+    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    graphs = {}                 # length of a batch -> (graph, the index that it reads)
+    warm_up_steps = 0
     # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
     mode = "thread_local" if common.processes() > 1 else "global"
 
-    def replay(index):
-        nonlocal full_steps
-        is_full = len(index) == batch_size
-        if is_full:
-            full_steps += 1
-        if not is_full or full_steps <= WARM_UP_STEPS:
+    def run(index):
+        nonlocal warm_up_steps
+        if warm_up_steps < WARM_UP_STEPS:
+            warm_up_steps += 1
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side), warnings.catch_warnings():
                 # Adam's word that this step is not captured
@@ -241,13 +240,17 @@ def captured(step, batch_size, device):
                 step(index)
             torch.cuda.current_stream().wait_stream(side)
             return
-        static_index.copy_(index)
-        if full_steps == WARM_UP_STEPS + 1:
+        if len(index) not in graphs:
+            graph = torch.cuda.CUDAGraph()
+            static_index = index.clone()
             with torch.cuda.graph(graph, capture_error_mode=mode):
                 step(static_index)
+            graphs[len(index)] = (graph, static_index)
+        graph, static_index = graphs[len(index)]
+        static_index.copy_(index)
         graph.replay()
 
-    return replay
+    return run
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
@@ -273,7 +276,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
         continue_run(run, state, out)
     agree(run, out)
     size = min(batch_size, len(features))
-    step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
+    step, total = stepper(model, run.optimizer, features, targets, eager=eager)
     with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
         train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
                      epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
@@ -469,37 +472,36 @@ def adam(model, lr, weight_decay, device):
 def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
     """Passes over `count` images in batches of `size`, in orders that (seed, epoch) gives; the mean
     loss."""
-    generator = seed_epoch(seed, epoch)
+    order = draw_order(count, passes, seed, epoch).to(total.device)
     model.train()
     total.zero_()
-    for _ in range(passes):
-        order = torch.randperm(count, generator=generator).to(total.device)
-        for start in range(0, count, size):
-            step(order[start:start + size])
-            if average is not None:
-                average.update()
+    for start in range(0, len(order), size):
+        step(order[start:start + size])
+        if average is not None:
+            average.update()
     if common.processes() > 1:
         with common.group() as distributed:
             distributed.all_reduce(total)
-    mean = float(total) / (count * passes)
+    mean = float(total) / len(order)
     if not math.isfinite(mean):
         raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look "
                          "for outliers in the features")
     return mean
 
 
-def seed_epoch(seed, epoch):
-    """Seed what an epoch draws; returns the generator of the orders of its images.
+def draw_order(count, passes, seed, epoch):
+    """The images of an epoch, (count * passes,), in the order that (seed, epoch) gives; what else
+    the epoch draws is seeded.
 
-    Several processes draw the same orders as one does, but dropout and mixed images of their own.
+    The passes follow one another without a short batch between them. Several processes draw one
+    order, but dropout and mixed images of their own.
     """
     torch.manual_seed((seed << 20) + epoch)
-    if common.processes() == 1:
-        return torch.default_generator
-    generator = torch.Generator().manual_seed((seed << 20) + epoch)
-    own = np.random.SeedSequence([seed, epoch, common.rank()]).generate_state(1, np.uint64)
-    torch.manual_seed(int(own[0]))
-    return generator
+    order = torch.cat([torch.randperm(count) for _ in range(passes)])
+    if common.processes() > 1:
+        own = np.random.SeedSequence([seed, epoch, common.rank()])
+        torch.manual_seed(int(own.generate_state(1, np.uint64)[0]))
+    return order
 
 
 def announce(run, epochs):
