@@ -179,7 +179,7 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`. Of
     several processes each takes its part of the images, and `total` the losses of these.
     """
-    total = torch.zeros((), device=features.device)
+    total = torch.zeros((), device=features.device, dtype=features.dtype)
     parameters = list(model.parameters())
     processes = common.processes()
     rank = common.rank()

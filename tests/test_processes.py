@@ -355,8 +355,9 @@ def test_runs_of_reproduce_are_spread(toy, tmp_path):
 
 
 def test_benchmark_runs_on_a_cpu():
-    code = ("import benchmark; benchmark.ON_CPU = benchmark.Sizes(8, 400, '--members 1 --epochs 1',"
-            " 20, 30, 8, 2); benchmark.time_processes(1)")
+    code = """import benchmark
+benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
+benchmark.time_processes(1)"""
     out, _ = run_two("--no-python", sys.executable, "-c", code)
     seconds = json.loads(out.strip().split("\n")[-1])
     assert len(seconds) == 4 and min(seconds.values()) > 0
