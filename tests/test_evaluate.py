@@ -514,6 +514,35 @@ def test_bad_rows_are_counted_over_blocks_and_add_nothing(monkeypatch):
         assert sweep.report()["n_seen"] == 50
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("lead", [0, 9], ids=["mixed", "seen ahead"])
+def test_a_bad_score_is_found_in_every_column_whichever_half_leads(lead, k, dtype):
+    rng = np.random.default_rng(3)
+    seen = np.arange(12) % 6 == 0  # few are seen: the others are hidden in a copy, or never read
+    candidates = np.arange(12) != 4
+    scores = rng.normal(size=(40, 12))
+    scores[:, seen] += lead
+    scores = scores.astype(dtype)
+    target = rng.integers(12, size=40)
+    bad = [np.nan, np.inf, -np.inf]
+    if dtype == "f8":
+        bad += [1e308, -1e308]
+    for value in bad:
+        for column in range(12):
+            row = rng.integers(40)
+            changed = scores.copy()
+            changed[row, column] = value
+            with warnings.catch_warnings(), pytest.raises(
+                ValueError, match=f"must be finite: row {row}, column {column} is"
+            ):
+                warnings.simplefilter("error")
+                evaluate(changed, target, seen, candidates=candidates, topk=k)
+    report = evaluate(scores, target, seen, candidates=candidates, topk=k)
+    for name, value in brute(scores, target, seen, candidates, k).items():
+        assert report[name] == pytest.approx(value, abs=1e-12), name
+
+
 def test_bad_kept_scores_merges_and_thresholds():
     sweep = BiasSweep(np.array([True, True, False, False]), topk=2)
     good = dict(
