@@ -699,7 +699,7 @@ def choose_weight_decay(build, prepared):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            history = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
+            history, _ = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
                                              out=Path(folder), resume=False, eager=False)
         best[weight_decay] = max(row["validation"] for row in history)
     return max(best, key=best.get)

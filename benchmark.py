@@ -214,7 +214,7 @@ def bench_step(repeat):
     plain_optimizer = adam(plain_model, weight_decay=5e-5)
     model.set_training(seen)
     model.after_epoch(15)
-    step, _ = stepper(model, optimizer, features, target, B)
+    step, _ = stepper(model, optimizer, features, target)
     margin = .4 * torch.as_tensor(plain_model.feasibility(seen), device=device).float()
 
     order = torch.arange(B, device=device)
@@ -371,7 +371,7 @@ def large_vocabulary(S, O, D, repeat, images=256):
     model.set_training(seen)
     model.after_epoch(15)
     labels = torch.as_tensor(target, device=device)
-    step, _ = stepper(model, adam(model), features, labels, 128)
+    step, _ = stepper(model, adam(model), features, labels)
     order = torch.arange(128, device=device)
     for _ in range(4 if device.type == "cuda" else 1):  # warm up, and capture the step
         step(order)

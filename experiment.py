@@ -9,6 +9,7 @@ compositions), open (all), open_masked (seen or ρ >= τ).
 """
 
 import csv
+import functools
 import itertools
 import json
 import math
@@ -39,7 +40,6 @@ RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "composit
 BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named",
         "feasibility", "closed", "threshold", "bias")
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
-LEAST_GAIN = 0.02        # of the validation AUC without a mask: what one must bring to be used
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
@@ -65,12 +65,23 @@ def greatest_threshold(unseen_feasibility):
     return float(np.sort(unseen_feasibility)[rank - 1])
 
 
+def expected_loss(n):
+    """The share of its AUC that a mask is expected to lose between n validation compositions and
+    the next ones.
+
+    A τ that hides r of the n unseen compositions of validation is expected to hide (r + 1) / (n + 1)
+    of the next, by the rank argument of `greatest_threshold`. So of what validation left in sight,
+    1 - r/n, the share (1 - (r + 1)/(n + 1)) / (1 - r/n) = n / (n + 1) remains, whatever r is.
+    """
+    return 1 / (n + 1)
+
+
 def best_threshold(model, features, target, seen, rho, *, mask="published"):
     """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and
     greatest unseen ρ.
 
     mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold`
-    and must gain 2 % of the validation AUC; -1, which hides nothing, where there is no such τ.
+    and must gain more than `expected_loss`; -1, which hides nothing, where there is no such τ.
     Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
     masked.
     """
@@ -86,12 +97,13 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
-        greatest = greatest_threshold(rho.ravel()[unseen_shown(target, seen)])
+        shown = unseen_shown(target, seen)
+        greatest = greatest_threshold(rho.ravel()[shown])
         if greatest is None:
             return -1.0, curve
         auc = np.where(thresholds <= greatest, auc, -1.0)
         # auc[0] is that of the least threshold, which hides nothing
-        if auc.max() < (1 + LEAST_GAIN) * auc[0]:
+        if (1 - expected_loss(len(shown))) * auc.max() <= auc[0]:
             return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
 
@@ -125,6 +137,15 @@ def quiet_report(swept, protocol="exact"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return swept.report(protocol)
+
+
+def auc_interval(swept):
+    """[low, high], the exact AUC's 95 % interval over compositions, as `evaluate.py` resamples
+    them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        report = swept.report(confidence=0.95, unit="composition")
+    return [report["auc_low"], report["auc_high"]]
 
 
 def occurring(dataset):
@@ -169,12 +190,16 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
+    intervals = {}
+    few = 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS
     tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     for name, (swept, kept) in tested.items():
         test[name] = both_protocols(swept)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
+        if few:
+            intervals[name] = auc_interval(swept)
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
@@ -183,7 +208,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     sizes = {}
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
-    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test, truth=known,
+    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test,
+                   intervals=intervals, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
@@ -334,8 +360,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         for phase in data.PHASES:
             on_device = torch.as_tensor(features[phase], device=device)
             arrays[phase] = (on_device, dataset.targets[phase])
-        history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume,
-                              eager=eager)
+        history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
+                                      resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)
         with scores_file(out, dataset, save_scores) as save:
             measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
@@ -343,7 +369,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         write_scores(out, dataset, measured.masks)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
-    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"],
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
                    **measured.metrics, mask_basis=basis)
     write_predictions(out, dataset, measured.decided)
     write_compositions(out, dataset, measured.decided)
@@ -382,23 +408,29 @@ def scores_file(out, dataset, wanted):
 
 
 def train_model(model, arrays, dataset, *, settings, out, resume, eager):
-    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the
-    history."""
-    world = np.ones(dataset.seen.size, bool)
-    if settings["world"] == "closed":
-        world = dataset.candidates("val")
+    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history
+    and what the model chose `after_training`, by validation AUC in the open world."""
+    open_world = np.ones(dataset.seen.size, bool)
     features, targets = arrays["train"]
     targets = torch.as_tensor(targets, device=features.device)
 
-    def validate():
+    def validate(world=open_world):
         swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
         return selection(quiet_report(swept))
 
+    validate_epoch = validate
+    if settings["world"] == "closed":
+        validate_epoch = functools.partial(validate, dataset.candidates("val"))
+
     names = ("epochs", "batch_size", "lr", "weight_decay", "seed")
     keywords = {name: settings[name] for name in names}
-    return fit(model, features, targets, validate, out=out, resume=resume, settings=settings,
-               eager=eager, average=settings.get("average", 0.0), patience=settings.get("patience"),
-               passes=settings.get("passes", 1), **keywords)
+    history = fit(model, features, targets, validate_epoch, out=out, resume=resume,
+                  settings=settings, eager=eager, average=settings.get("average", 0.0),
+                  patience=settings.get("patience"), passes=settings.get("passes", 1), **keywords)
+    chosen = {}
+    if hasattr(model, "after_training"):
+        chosen = model.after_training(validate)
+    return history, chosen
 
 
 def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False,
@@ -490,7 +522,7 @@ def combine(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            if key not in ("settings", "versions", "threshold_curve"):
+            if key not in ("settings", "versions", "threshold_curve", "intervals"):
                 combined[key] = combine([result[key] for result in results], function)
         return combined
     if isinstance(first, str):
@@ -620,6 +652,10 @@ def table_notes(metrics):
             if phase == "test":
                 what = "the test figures of the unseen rest"
             lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
+    for name, (low, high) in metrics.get("intervals", {}).items():
+        if math.isfinite(low):
+            lines.append(f"{name}: with other compositions of their kind, AUC would lie between "
+                         f"{100 * low:.1f} and {100 * high:.1f} in 95 of 100 cases")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      "others with AUROC "
@@ -746,10 +782,11 @@ def steps_to_epochs(chosen, images):
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
-    steps_an_epoch = math.ceil(images / chosen["batch_size"])
+    batch = min(chosen["batch_size"], images)
+    steps_an_epoch = math.ceil(images / batch)
     if chosen["epochs"] is None:
-        chosen["passes"] = math.ceil(LEAST_STEPS / steps_an_epoch)
-        steps_an_epoch *= chosen["passes"]
+        chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
+        steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen["patience"] is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))

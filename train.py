@@ -15,6 +15,7 @@ needs no more):
 | `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
+| `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
 
 **What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in
 `loss`: nothing reads a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change
@@ -161,12 +162,11 @@ class WeightAverage:
         torch._foreach_copy_(self.average, kept)
 
 
-def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
+def stepper(model, optimizer, features, targets, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
     that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed for full batches,
-    unless `eager`.
+    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`.
     """
     total = torch.zeros((), device=features.device)
 
@@ -179,23 +179,22 @@ def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
 
     if features.device.type != "cuda" or eager:
         return step, total
-    return captured(step, batch_size, features.device), total
+    return captured(step), total
 
 
-def captured(step, batch_size, device):
-    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a
-    side stream."""
-    static_index = torch.zeros(batch_size, dtype=torch.int64, device=device)
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    full_steps = 0
+def captured(step):
+    """`step` as CUDA graphs, one for each length of a batch; the first three steps run as they are.
 
-    def replay(index):
-        nonlocal full_steps
-        is_full = len(index) == batch_size
-        if is_full:
-            full_steps += 1
-        if not is_full or full_steps <= WARM_UP_STEPS:
+    Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
+    """
+    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    graphs = {}                 # length of a batch -> (graph, the index that it reads)
+    warm_up_steps = 0
+
+    def run(index):
+        nonlocal warm_up_steps
+        if warm_up_steps < WARM_UP_STEPS:
+            warm_up_steps += 1
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side), warnings.catch_warnings():
                 # Adam's word that this step is not captured
@@ -203,13 +202,17 @@ def captured(step, batch_size, device):
                 step(index)
             torch.cuda.current_stream().wait_stream(side)
             return
-        static_index.copy_(index)
-        if full_steps == WARM_UP_STEPS + 1:
+        if len(index) not in graphs:
+            graph = torch.cuda.CUDAGraph()
+            static_index = index.clone()
             with torch.cuda.graph(graph):
                 step(static_index)
+            graphs[len(index)] = (graph, static_index)
+        graph, static_index = graphs[len(index)]
+        static_index.copy_(index)
         graph.replay()
 
-    return replay
+    return run
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
@@ -231,7 +234,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     if state:
         continue_run(run, state, out)
     size = min(batch_size, len(features))
-    step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
+    step, total = stepper(model, run.optimizer, features, targets, eager=eager)
     saved_at = time.monotonic()
     first = run.epoch
     try:
@@ -389,13 +392,13 @@ def train_epoch(model, step, total, count, size, seed, epoch, average=None, pass
     torch.manual_seed((seed << 20) + epoch)
     model.train()
     total.zero_()
-    for _ in range(passes):
-        order = torch.randperm(count).to(total.device)
-        for start in range(0, count, size):
-            step(order[start:start + size])
-            if average is not None:
-                average.update()
-    mean = float(total) / (count * passes)
+    # the passes follow one another without a short batch between them
+    order = torch.cat([torch.randperm(count) for _ in range(passes)]).to(total.device)
+    for start in range(0, len(order), size):
+        step(order[start:start + size])
+        if average is not None:
+            average.update()
+    mean = float(total) / len(order)
     if not math.isfinite(mean):
         raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look "
                          "for outliers in the features")
