@@ -165,8 +165,7 @@ class BiasSweep:
 
     def merge(self, other):
         """Add the images of another sweep with the same masks, pairs and topk: shards of a set."""
-        if not isinstance(other, BiasSweep):
-            raise ValueError(f"other must be a BiasSweep, got {type(other).__name__}")
+        _check_sweep("other", other)
         for name in "seen", "candidates", "pairs", "topk":
             if not np.array_equal(getattr(self, name), getattr(other, name)):
                 raise ValueError(f"cannot merge sweeps that differ in {name}: "
@@ -255,6 +254,7 @@ def accuracy_at(sweep, bias, *, average="image"):
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`, fractions; nan where there is
     nothing to divide by. `bias` may be infinite; nan, and what is no number, is a ValueError.
     """
+    _check_sweep("sweep", sweep)
     _choice("average", average, UNITS)
     bias = _checked_bias(bias)
     images = sweep._images()
@@ -338,9 +338,8 @@ def _differences(a, b, draws, confidence):
 
 def _check_comparable(sweep_a, sweep_b):
     """A ValueError that says why two sweeps are not of the same images and compositions."""
-    for name, sweep in (("sweep_a", sweep_a), ("sweep_b", sweep_b)):
-        if not isinstance(sweep, BiasSweep):
-            raise ValueError(f"{name} must be a BiasSweep, got {type(sweep).__name__}")
+    _check_sweep("sweep_a", sweep_a)
+    _check_sweep("sweep_b", sweep_b)
     must = "compare needs the same images and compositions for both"
     if len(sweep_a.seen) != len(sweep_b.seen):
         raise ValueError(f"the numbers of compositions differ, {len(sweep_a.seen)} and "
@@ -784,7 +783,7 @@ def _metrics(images, counts, protocol, unit, average):
     values |= {"hm_seen": nan, "hm_unseen": nan, "bias": nan}
     judged_at = nan
     if not np.isnan(area):
-        i = _harmonic(curve.seen, curve.unseen).argmax()
+        i = _best_entry(curve)
         values["hm_seen"] = float(curve.seen[i])
         values["hm_unseen"] = float(curve.unseen[i])
         values["bias"], judged_at = _bias_of_entry(curve, i, protocol)
@@ -792,6 +791,12 @@ def _metrics(images, counts, protocol, unit, average):
         for column, name in PRIMITIVES:
             values[name + when] = _accuracy(images.kept, column, bias, weights)
     return values
+
+
+def _best_entry(curve):
+    """The first entry of a curve with the best harmonic mean, as far as rounding lets it tell."""
+    hm = _harmonic(curve.seen, curve.unseen)
+    return int((hm >= hm.max() - ROUNDING).argmax())
 
 
 def _bias_of_entry(curve, i, protocol):
@@ -875,6 +880,9 @@ def _percentiles(draws, confidence):
 
 def _plain(name, values):
     """`values` as an array; a torch tensor of any device or float type, with a gradient or not."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it; to exclude "
+                         "compositions pass candidates")
     try:
         if hasattr(values, "detach"):
             values = values.detach().cpu()
@@ -917,7 +925,7 @@ def _checked_confidence(confidence):
     number = _plain("confidence", confidence)
     if not _is_number(number) or not 0 < number < 1:
         raise ValueError("confidence must be a number between 0 and 1, as 0.95 is, "
-                         f"got {confidence!r}")
+                         f"got {_in_words(confidence)}")
     return float(number)
 
 
@@ -925,7 +933,7 @@ def _checked_bias(bias):
     """A float64 bias, infinite or not, of a number of any type; or a ValueError."""
     number = _plain("bias", bias)
     if not _is_number(number):
-        raise ValueError(f"bias must be a number, got {number.tolist()!r}; a report of seen or "
+        raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of seen or "
                          "unseen alone has none")
     if number.dtype.kind in "iu" and int(float(number)) != int(number):
         raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
@@ -935,7 +943,21 @@ def _checked_bias(bias):
 def _choice(name, value, choices):
     """A ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}, got {_in_words(value)}")
+
+
+def _check_sweep(name, sweep):
+    """A ValueError unless it is a BiasSweep."""
+    if not isinstance(sweep, BiasSweep):
+        raise ValueError(f"{name} must be a BiasSweep, got {type(sweep).__name__}")
+
+
+def _in_words(value):
+    """A value in one line of an error, which an array would fill."""
+    text = " ".join(repr(value).split())
+    if len(text) > 60:
+        return type(value).__name__
+    return text
 
 
 def _warn_of_a_missing_half(seen_count, count):
@@ -1056,10 +1078,9 @@ def write_compositions(sweep, path, average="image"):
     """
     images = sweep._images()
     curve = sweep.curve(average=average)
-    hm = _harmonic(curve.seen, curve.unseen)
     best_bias = float("nan")
-    if not np.isnan(hm).any():
-        best_bias = _bias_of_entry(curve, hm.argmax(), "exact")[1]
+    if not np.isnan(curve.seen + curve.unseen).any():
+        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")[1]
 
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]

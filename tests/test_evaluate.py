@@ -387,6 +387,22 @@ def test_bootstrap_is_that_of_repeated_images():
                 assert got[name] == pytest.approx(want[name], abs=1e-9), name
 
 
+def test_rounding_does_not_choose_among_equal_harmonic_means():
+    """Found by generated inputs: 2 points of this curve have one HM, but for a sum's last digit."""
+    scores = np.array(
+        [[0, 3, 3], [0, 1, 0], [2, 2, 2], [0, 0, 2], [1, 0, 2], [3, 1, 2], [1, 2, 2], [2, 3, 1]]
+    )
+    target = np.array([0, 2, 1, 0, 2, 2, 0, 1])
+    seen = np.array([True, True, False])
+    drawn = np.array([0, 5, 6, 6, 1, 2, 7, 7])
+    images = sweep_of(scores, target, seen, topk=2)._images()
+    counts = np.bincount(drawn, minlength=8)[images.turns.order]
+    got = module._metrics(images, counts, "exact", "image", "composition")
+    want = evaluate(scores[drawn], target[drawn], seen, topk=2, average="composition")
+    for name in "best_hm", "hm_seen", "hm_unseen", "bias":
+        assert got[name] == pytest.approx(want[name], abs=1e-12), name
+
+
 def test_confidence_intervals():
     rng = np.random.default_rng(9)
     seen, target = np.array([True, False]), np.tile([0, 1], 200)
@@ -1049,7 +1065,17 @@ def test_wrong_types_are_named():
     ):
         with pytest.raises(ValueError, match=list(change)[0]):
             evaluate(**{**good, **change})
+    for name in good:  # a mask would be lost
+        with pytest.raises(ValueError, match=f"{name} is a masked array"):
+            evaluate(**{**good, name: np.ma.masked_equal(good[name], 0)})
+    for change in dict(confidence=np.zeros((9, 9))), dict(unit=np.zeros((9, 9))):
+        with pytest.raises(ValueError, match=list(change)[0]) as error:
+            evaluate(**{**good, **{"confidence": 0.9, **change}})
+        assert "\n" not in str(error.value)
     sweep = sweep_of(**good)
+    for other in None, 3, SCORES:
+        with pytest.raises(ValueError, match="sweep must be a BiasSweep"):
+            accuracy_at(other, 0.0)
     for other in None, 3, SCORES:
         with pytest.raises(ValueError, match="other must be a BiasSweep"):
             sweep.merge(other)
