@@ -1001,6 +1001,11 @@ def _read(path):
             name = path.stem if path.stem in ARRAYS else "scores"
             return {name: data}
         with data:
+            # An array whose name is damaged, or lost in a comment, would pass for one not there.
+            for entry in data.zip.infolist():
+                data.zip.open(entry).close()  # the name stands twice: refused if they differ
+                if entry.comment:
+                    raise ValueError("its directory has a comment, which no array has")
             return {name: data[name] for name in ARRAYS if name in data}
     except OSError as error:
         if error.errno is not None:  # the operating system's: no such file, no permission
