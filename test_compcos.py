@@ -75,7 +75,30 @@ def test_factorised_equals_plain_in_float64(distance):
     assert fast.abs().max() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("distance", [None, 0.3, 1e-2])
+@pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-6])
+def test_cosines_of_nearly_opposite_halves_stay_cosines(distance):
+    """In [-1, 1] for images that look like these compositions, no worse than ten times plain."""
+    for seed in range(5):
+        model, _, _, _ = small(S=20, O=20, D=50, seed=seed)
+        oppose(model, distance)
+        model.eval()
+        exact = copy.deepcopy(model).double()
+        diagonal = torch.arange(20)
+        own = exact.embed_compositions(torch.stack([diagonal, diagonal], dim=1)).detach()
+        images = torch.cat([own, -own])
+        model.image_embedder = torch.nn.Identity()
+        exact.image_embedder = torch.nn.Identity()
+        with torch.no_grad():
+            truth = plain_cosines(exact, images)[:, diagonal, diagonal]
+            plain = plain_cosines(model, images.float())[:, diagonal, diagonal]
+            cosines = model(images.float())
+        assert truth.abs().max() > 0.999  # so an error would lead outside
+        assert cosines.abs().max() <= 1
+        fast = cosines[:, diagonal, diagonal]
+        assert (fast - truth).abs().max() <= 10 * (plain - truth).abs().max()
+
+
+@pytest.mark.parametrize("distance", [None, 0.3, 1e-2, 1e-4, 1e-6])
 def test_factorised_is_as_exact_as_plain_in_float32(distance):
     """Against float64 from the same parameters: within 1e-5, or, where b_o is nearly -a_s, no worse
     than the plain form."""
