@@ -937,13 +937,16 @@ def main(argv=None):
     add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict:
-        return print_predictions(options)
+        if common.rank() == 0:  # others have nothing to predict
+            with common.alone():
+                print_predictions(options)
+        return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
     experiment.experiment(
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,
         out=prepared.out, resume=options.resume, save_scores=options.save_scores,
-        eager=options.eager)
+        eager=options.eager, splits=True)
 
 
 def make_model(prepared, *, plain=False):
