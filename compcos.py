@@ -297,13 +297,22 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     if counts is not None:
         counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
-    logits = logits.flatten(1)  # (B, C)
-    if mixed is None:
-        return nnf.cross_entropy(logits, target)
-    second, share = mixed
-    first_loss = nnf.cross_entropy(logits, target, reduction="none")
-    second_loss = nnf.cross_entropy(logits, second, reduction="none")
-    return (share * first_loss + (1 - share) * second_loss).mean()
+    return mean_loss(logits.flatten(1), target, mixed)
+
+
+def image_losses(logits, target):
+    """The loss of each image (B,): logits (B, C), of which those of the truths, target (B,), should
+    be the greatest. Here the cross-entropy of Eq. 2 and 7."""
+    return nnf.cross_entropy(logits, target, reduction="none")
+
+
+def mean_loss(logits, target, mixed=None):
+    """The mean of `image_losses` over a batch; `mixed` as in `compcos_loss`."""
+    losses = image_losses(logits, target)
+    if mixed is not None:
+        second, share = mixed
+        losses = share * losses + (1 - share) * image_losses(logits, second)
+    return losses.mean()
 
 
 def _penalty(seen, margin, dtype):
@@ -408,8 +417,8 @@ class TrainingLoss(nn.Module):
     closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch;
     after each epoch ρ comes from the present embeddings and α grows linearly to `margin` at epoch
     `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains by `compcos_loss` as it
-    stands instead of the fused form: the numbers are the same up to rounding, so this is where to
-    try a loss of your own.
+    stands, in both worlds, instead of the faster forms: the numbers are the same up to rounding, so
+    this is where to try a loss of your own.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -467,11 +476,11 @@ class TrainingLoss(nn.Module):
         mixed = None
         if self.mix_images:
             features, *mixed = mix_batch(features, target, self.mix_images)
-        if self.world == "closed":
-            return self.closed(model, features, target, mixed)
-        if self.plain:
+        if self.plain:  # in the closed world the penalty stays infinite: the seen compete alone
             return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
                                 margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
+        if self.world == "closed":
+            return self.closed(model, features, target, mixed)
         penalty = self.penalty
         if self.offsets is not None:
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
@@ -486,12 +495,10 @@ class TrainingLoss(nn.Module):
         logits = self.scale * model.cosines(features, self.pairs)
         if self.offsets is not None:
             logits = logits + self.seen_offsets
-        if mixed is None:
-            return nnf.cross_entropy(logits, self.position[target])
-        second, share = mixed
-        first_loss = nnf.cross_entropy(logits, self.position[target], reduction="none")
-        second_loss = nnf.cross_entropy(logits, self.position[second], reduction="none")
-        return (share * first_loss + (1 - share) * second_loss).mean()
+        if mixed is not None:
+            second, share = mixed
+            mixed = (self.position[second], share)
+        return mean_loss(logits, self.position[target], mixed)
 
     def after_epoch(self, model, epoch):
         """New margins α·ρ, in the open world; epoch = 1, 2, ..."""
