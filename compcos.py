@@ -781,13 +781,14 @@ def print_predictions(options):
 # ---- the command line ----
 
 
-# The published settings of each dataset. PUBLISHED are those that all share, and those that the
-# strong recipe adds, here switched off.
+# The published settings: those that all datasets share (and what the strong recipe adds, switched
+# off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
+# it leaves out is as for MIT-States.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
     passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
     mix_images=0.0, average=0.0, word_rate=1.0, patience=None)
-OWN = {
+OF_DATASET = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
     "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
@@ -813,20 +814,22 @@ STRONG = PUBLISHED | FOLDER | dict(
 
 
 def defaults(recipe=None):
-    """The settings of each dataset by name, "other": of a folder of one's own. None: published for
-    the named, else strong."""
-    if recipe == "strong":
-        table = {name: STRONG | dict(vectors=own["vectors"]) for name, own in OWN.items()}
-        table["other"] = table["mitstates"]
-        return table
-    table = {name: PUBLISHED | own for name, own in OWN.items()}
-    table["other"] = PUBLISHED | OWN["mitstates"] | FOLDER
-    if recipe is None:
-        table["other"] = STRONG | dict(vectors=OWN["mitstates"]["vectors"])
+    """The settings of each dataset by name, and as "other" those of a folder of one's own.
+
+    recipe: published or strong; None: published for the named datasets, strong for a folder. Of a
+    dataset's own settings, the strong recipe takes the word vectors alone.
+    """
+    usual = OF_DATASET["mitstates"]
+    table = {}
+    for name, settings in OF_DATASET.items():
+        settings = PUBLISHED | usual | settings
+        if recipe == "strong":
+            settings = STRONG | dict(vectors=settings["vectors"])
+        table[name] = settings
+    table["other"] = STRONG | dict(vectors=usual["vectors"])
+    if recipe == "published":
+        table["other"] = PUBLISHED | usual | FOLDER
     return table
-
-
-DEFAULTS = defaults()
 
 
 def add_options(parser):
@@ -880,6 +883,8 @@ def main(argv=None):
     if options.checkpoint or options.predict:
         return print_predictions(options)
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
+    if options.plain_loss:  # so that --resume does not go on by the other form
+        prepared.settings["plain_loss"] = True
     experiment.experiment(
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,

@@ -137,10 +137,10 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
 
 
 def test_a_dataset_under_a_name_of_its_own(toy, tmp_path, monkeypatch):  # noqa: F811
-    """(c) of README's "Change it": a line in data.FOLDERS, one in compcos.OWN for settings."""
+    """(c) of README's "Change it": a line in data.FOLDERS, one in compcos.OF_DATASET for settings."""
     shutil.move(toy, tmp_path / "my-birds")
     monkeypatch.setitem(data.FOLDERS, "birds", "my-birds")
-    monkeypatch.setitem(compcos.OWN, "birds", compcos.OWN["shapes"] | dict(epochs=2))
+    monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(epochs=2))
     metrics = run("birds", tmp_path / "run", "--data-root", tmp_path)
     assert metrics["settings"]["dataset"] == "birds" and metrics["settings"]["epochs"] == 2
 
