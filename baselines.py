@@ -694,14 +694,16 @@ def choose_weight_decay(build, prepared):
     for phase in data.PHASES:
         features = torch.as_tensor(prepared.features[phase], device=prepared.device)
         arrays[phase] = features, prepared.dataset.targets[phase]
-    best = {}
-    for weight_decay in WEIGHT_DECAYS:
+
+    def validation(weight_decay):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            history = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
+            history, _ = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
                                              out=Path(folder), resume=False, eager=False)
-        best[weight_decay] = max(row["validation"] for row in history)
+        return max(row["validation"] for row in history)
+
+    best = dict(common.spread(WEIGHT_DECAYS, validation))
     return max(best, key=best.get)
 
 

@@ -54,6 +54,7 @@ class CompCos(nn.Module):
             nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Dropout(dropout),
             nn.Linear(hidden, dim))
         self.training_loss = None  # set by set_training
+        self.register_buffer("prior", None)  # (S, O), added to the scores; set by after_training
 
     @classmethod
     def load(cls, path, device="cpu"):
@@ -69,6 +70,8 @@ class CompCos(nn.Module):
         objects = weights_of_first(weights, "objects")
         try:
             model = build(states, objects, checkpoint["config"])
+            if weights_of_first(weights, "prior") is not None:
+                model.set_prior(torch.zeros(len(states), len(objects)))
             model.load_state_dict(weights)
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
@@ -97,9 +100,12 @@ class CompCos(nn.Module):
 
     def score(self, features, compositions):
         """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from
-        `compositions()`."""
+        `compositions()`; and the prior, where one was set."""
         by_state, by_object = self.halves(features, compositions)
-        return (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+        scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+        if self.prior is not None:
+            scores += self.prior
+        return scores
 
     def halves(self, features, compositions):
         """x·a_s (B, S) and x·b_o (B, O) for x = ω(image)."""
@@ -150,6 +156,14 @@ class CompCos(nn.Module):
         """Take the feasibility of the present embeddings for the margins of the epochs to come;
         epoch = 1, 2, ..."""
         self.training_loss.after_epoch(self, epoch)
+
+    def set_prior(self, prior):
+        """Add `prior` (S, O) to all scores from now on; None: nothing."""
+        self.prior = prior
+
+    def after_training(self, validate):
+        """Choose what `choose_prior` chooses, where the training settings ask for it."""
+        return choose_prior(self, self.training_loss, validate)
 
     def parameter_groups(self, lr):
         """Adam's groups: the word embeddings learn at `word_rate` times the rate of the rest."""
@@ -221,6 +235,15 @@ class Members(nn.Module):
         """Each member's margins come from its own embeddings."""
         for member in self.members:
             member.after_epoch(epoch)
+
+    def set_prior(self, prior):
+        """As that of CompCos, for every member."""
+        for member in self.members:
+            member.set_prior(prior)
+
+    def after_training(self, validate):
+        """As that of CompCos, for all members together."""
+        return choose_prior(self, self.members[0].training_loss, validate)
 
     def parameter_groups(self, lr):
         """The members' groups, those of one rate together."""
@@ -423,11 +446,12 @@ class TrainingLoss(nn.Module):
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
     1); the share `mix_images` of a batch is mixed with other images of it; `word_rate` multiplies
-    the rate of the word embeddings.
+    the rate of the word embeddings; with `partner_prior`, `choose_prior` follows the training.
     """
 
     def __init__(self, model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean",
-                 counts=0.0, images=None, mix_images=0.0, word_rate=1.0, plain=False):
+                 counts=0.0, images=None, mix_images=0.0, word_rate=1.0, partner_prior=False,
+                 plain=False):
         super().__init__()
         numbers = [scale, margin, warmup, counts, mix_images, word_rate]
         if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
@@ -448,6 +472,7 @@ class TrainingLoss(nn.Module):
         self.mix = mix
         self.mix_images = mix_images
         self.word_rate = word_rate
+        self.partner_prior = partner_prior
         self.plain = plain
         device = model.states.device
         dtype = model.states.dtype
@@ -538,6 +563,42 @@ def mix_batch(features, target, share_mixed):
     share = torch.where(is_mixed, drawn, 1.0)
     features = torch.lerp(features[partner], features, share[:, None])
     return features, target[partner], share
+
+
+def log_partners(seen):
+    """(S, O) float64: how well connected the state and the object of a composition are, in units
+    of its standard deviation over the unseen.
+
+    log(n_s + ½) + log(n_o + ½), less its mean over the unseen; n_s and n_o count the seen
+    compositions of the state and of the object. 0 for the seen.
+    """
+    partners_of_state = seen.sum(1, dtype=torch.float64)
+    partners_of_object = seen.sum(0, dtype=torch.float64)
+    logs = (partners_of_state + 0.5).log()[:, None] + (partners_of_object + 0.5).log()
+    unseen = logs[~seen]
+    if len(unseen) < 2 or unseen.std() == 0:
+        return torch.zeros_like(logs)
+    return torch.where(seen, 0.0, (logs - unseen.mean()) / unseen.std())
+
+
+def choose_prior(model, training_loss, validate):
+    """Set the model's prior to γ / scale times `log_partners` with the γ of PRIOR_WEIGHTS that
+    `validate()` likes best, which may be 0; {"prior_weight": γ}, or {} where no prior is asked for.
+
+    Not in the paper: a model that was trained on the seen alone has not learnt that a state of many
+    partners is met with one more sooner than a state of one.
+    """
+    if not training_loss.partner_prior:
+        return {}
+    prior = log_partners(training_loss.seen) / training_loss.scale
+    prior = prior.to(model.states.dtype)
+    values = []
+    for weight in PRIOR_WEIGHTS:
+        model.set_prior(weight * prior)
+        values.append(validate())
+    best = PRIOR_WEIGHTS[int(np.argmax(values))]
+    model.set_prior(best * prior if best else None)
+    return dict(prior_weight=best)
 
 
 def load_published(state_dict):
@@ -787,7 +848,7 @@ def print_predictions(options):
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
     passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
-    mix_images=0.0, average=0.0, word_rate=1.0, patience=None)
+    mix_images=0.0, average=0.0, word_rate=1.0, partner_prior="off", patience=None)
 OF_DATASET = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
@@ -810,7 +871,9 @@ STRONG = PUBLISHED | FOLDER | dict(
     weight_decay=0.0,
     lr=5e-4,
     word_rate=10.0,
+    partner_prior="closed",
 )
+PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # γ, in logits
 
 
 def defaults(recipe=None):
@@ -863,6 +926,9 @@ def add_options(parser):
                                                        "0: none")
     add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of "
                                                      "the rest")
+    add("--partner-prior", choices=["on", "off", "closed"],
+        help="after training, raise unseen compositions whose state and object have many partners, "
+             "as much as validation likes; closed: only after training in the closed world")
 
 
 @common.command
@@ -881,7 +947,10 @@ def main(argv=None):
     add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict:
-        return print_predictions(options)
+        if common.rank() == 0:  # others have nothing to predict
+            with common.alone():
+                print_predictions(options)
+        return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
     if options.plain_loss:  # so that --resume does not go on by the other form
         prepared.settings["plain_loss"] = True
@@ -889,7 +958,7 @@ def main(argv=None):
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,
         out=prepared.out, resume=options.resume, save_scores=options.save_scores,
-        eager=options.eager)
+        eager=options.eager, splits=True)
 
 
 def make_model(prepared, *, plain=False):
@@ -903,7 +972,10 @@ def make_model(prepared, *, plain=False):
         "world", "scale", "margin", "warmup", "mix", "counts", "mix_images", "word_rate")}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
     images = images.reshape(dataset.seen.shape)
-    return model.set_training(dataset.seen, images=images, plain=plain, **keywords)
+    prior = settings["partner_prior"]
+    partner_prior = prior == "on" or prior == settings["world"]
+    return model.set_training(dataset.seen, images=images, plain=plain,
+                              partner_prior=partner_prior, **keywords)
 
 
 if __name__ == "__main__":

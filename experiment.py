@@ -9,6 +9,7 @@ compositions), open (all), open_masked (seen or ρ >= τ).
 """
 
 import csv
+import functools
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ import os
 import platform
 import warnings
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +40,11 @@ RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "composit
 BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named",
         "feasibility", "closed", "threshold", "bias")
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
-LEAST_GAIN = 0.02        # of the validation AUC without a mask: what one must bring to be used
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
+WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
 # ---- computing ----
@@ -65,12 +66,23 @@ def greatest_threshold(unseen_feasibility):
     return float(np.sort(unseen_feasibility)[rank - 1])
 
 
+def expected_loss(n):
+    """The share of its AUC that a mask is expected to lose between n validation compositions and
+    the next ones.
+
+    A τ that hides r of the n unseen compositions of validation is expected to hide (r + 1) / (n + 1)
+    of the next, by the rank argument of `greatest_threshold`. So of what validation left in sight,
+    1 - r/n, the share (1 - (r + 1)/(n + 1)) / (1 - r/n) = n / (n + 1) remains, whatever r is.
+    """
+    return 1 / (n + 1)
+
+
 def best_threshold(model, features, target, seen, rho, *, mask="published"):
     """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and
     greatest unseen ρ.
 
     mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold`
-    and must gain 2 % of the validation AUC; -1, which hides nothing, where there is no such τ.
+    and must gain more than `expected_loss`; -1, which hides nothing, where there is no such τ.
     Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
     masked.
     """
@@ -81,17 +93,21 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
     model.eval()
     with torch.no_grad():
-        scored = chunks(model, features, model.compositions())
-        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
-        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
+        own = common.share(len(features))
+        own_target = target[own]
+        scored = chunks(model, features[own], model.compositions())
+        blocks = ((scores.cpu().numpy(), own_target[part]) for part, scores in scored)
+        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds,
+                                gather=common.gather)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
-        greatest = greatest_threshold(rho.ravel()[unseen_shown(target, seen)])
+        shown = unseen_shown(target, seen)
+        greatest = greatest_threshold(rho.ravel()[shown])
         if greatest is None:
             return -1.0, curve
         auc = np.where(thresholds <= greatest, auc, -1.0)
         # auc[0] is that of the least threshold, which hides nothing
-        if auc.max() < (1 + LEAST_GAIN) * auc[0]:
+        if (1 - expected_loss(len(shown))) * auc.max() <= auc[0]:
             return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
 
@@ -125,6 +141,15 @@ def quiet_report(swept, protocol="exact"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return swept.report(protocol)
+
+
+def auc_interval(swept):
+    """[low, high], the exact AUC's 95 % interval over compositions, as `evaluate.py` resamples
+    them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        report = swept.report(confidence=0.95, unit="composition")
+    return [report["auc_low"], report["auc_high"]]
 
 
 def occurring(dataset):
@@ -169,12 +194,16 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
+    intervals = {}
+    few = 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS
     tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     for name, (swept, kept) in tested.items():
         test[name] = both_protocols(swept)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
+        if few:
+            intervals[name] = auc_interval(swept)
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
@@ -183,7 +212,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     sizes = {}
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
-    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test, truth=known,
+    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test,
+                   intervals=intervals, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
@@ -298,8 +328,8 @@ def write_json(path, value):
 def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, machine=f"{platform.machine()}, {torch.get_num_threads()} "
-                                                "threads")
+                pillow=PIL.__version__, processes=common.processes(),
+                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
 
 
 # ---- running ----
@@ -320,9 +350,10 @@ def memory_explained(device):
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
-    holds."""
+    holds. Several processes do it together, and the first one writes."""
+    writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
-    if not resume:
+    if not resume and writes:
         if (out / "last.pt").exists() and not (out / "metrics.json").exists():
             print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
                   "not given")
@@ -334,23 +365,26 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         for phase in data.PHASES:
             on_device = torch.as_tensor(features[phase], device=device)
             arrays[phase] = (on_device, dataset.targets[phase])
-        history = train_model(model, arrays, dataset, settings=settings, out=out, resume=resume,
-                              eager=eager)
+        history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
+                                      resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)
-        with scores_file(out, dataset, save_scores) as save:
+        # What is to be one file of scores, one process scores: each one does, and the first writes.
+        with (scores_file(out, dataset, save_scores and writes) as save,
+              common.alone() if save_scores else nullcontext()):
             measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
-    if save_scores:
-        write_scores(out, dataset, measured.masks)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
-    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"],
+    metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
                    **measured.metrics, mask_basis=basis)
-    write_predictions(out, dataset, measured.decided)
-    write_compositions(out, dataset, measured.decided)
-    write_curves(out, measured.curves)
-    save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
-    write_best(out / "best.pt", model, settings, dataset, rho, metrics)
-    write_json(out / "metrics.json", metrics)
+    if writes:
+        if save_scores:
+            write_scores(out, dataset, measured.masks)
+        write_predictions(out, dataset, measured.decided)
+        write_compositions(out, dataset, measured.decided)
+        write_curves(out, measured.curves)
+        save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
+        write_best(out / "best.pt", model, settings, dataset, rho, metrics)
+        write_json(out / "metrics.json", metrics)
     return metrics
 
 
@@ -382,29 +416,38 @@ def scores_file(out, dataset, wanted):
 
 
 def train_model(model, arrays, dataset, *, settings, out, resume, eager):
-    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the
-    history."""
-    world = np.ones(dataset.seen.size, bool)
-    if settings["world"] == "closed":
-        world = dataset.candidates("val")
+    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history
+    and what the model chose `after_training`, by validation AUC in the open world."""
+    open_world = np.ones(dataset.seen.size, bool)
     features, targets = arrays["train"]
     targets = torch.as_tensor(targets, device=features.device)
 
-    def validate():
+    def validate(world=open_world):
         swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
         return selection(quiet_report(swept))
 
+    validate_epoch = validate
+    if settings["world"] == "closed":
+        validate_epoch = functools.partial(validate, dataset.candidates("val"))
+
     names = ("epochs", "batch_size", "lr", "weight_decay", "seed")
     keywords = {name: settings[name] for name in names}
-    return fit(model, features, targets, validate, out=out, resume=resume, settings=settings,
-               eager=eager, average=settings.get("average", 0.0), patience=settings.get("patience"),
-               passes=settings.get("passes", 1), **keywords)
+    history = fit(model, features, targets, validate_epoch, out=out, resume=resume,
+                  settings=settings, eager=eager, average=settings.get("average", 0.0),
+                  patience=settings.get("patience"), passes=settings.get("passes", 1), **keywords)
+    chosen = {}
+    if hasattr(model, "after_training"):
+        chosen = model.after_training(validate)
+    return history, chosen
 
 
 def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False,
-               save_scores=False, eager=False):
+               save_scores=False, eager=False, splits=False):
     """Train and test once a seed, printing tables: one seed fills the folder `out`; of several,
     each fills out/seedK and out/metrics.json holds mean and standard deviation.
+
+    Several processes train as many seeds at a time, each one alone. A single seed they train
+    together if the model's loss is a mean over the batch, which `splits` says; else one does.
 
     `build()` gives a model on `device` that keeps the contract of train.py. features: phase -> (N,
     F). settings: plain values, all recorded; of them `world`, `epochs`, `batch_size`, `lr`,
@@ -413,10 +456,21 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     """
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
         raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
-    with common.lock(out):
-        remove_other_runs(out, seeds, resume)
-        return run_seeds(build, dataset, features, settings=settings, seeds=seeds, device=device,
-                         out=out, resume=resume, save_scores=save_scores, eager=eager)
+    is_first = common.rank() == 0
+    with common.lock(out) if is_first else nullcontext():
+        if is_first:
+            remove_other_runs(out, seeds, resume)
+        common.check_shared(out)
+        together = splits and len(seeds) == 1
+        say_how_spread(dataset, settings, seeds, device, together)
+
+        def train_seed(seed):
+            folder = out if len(seeds) == 1 else out / f"seed{seed}"
+            return one_seed(build, dataset, features, settings=dict(settings, seed=seed),
+                            device=device, out=folder, resume=resume, save_scores=save_scores,
+                            eager=eager)
+
+        return run_seeds(train_seed, dataset, settings, seeds, out, together)
 
 
 def other_runs(out, seeds):
@@ -450,23 +504,39 @@ def remove_other_runs(out, seeds, resume):
             (folder / name).unlink(missing_ok=True)
 
 
-def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume, save_scores,
-              eager):
-    """What `experiment` does once the folder is its own."""
+def say_how_spread(dataset, settings, seeds, device, together):
+    """A line on stderr where some of several processes are of little use."""
+    processes = common.processes()
+    logits = settings["batch_size"] * dataset.seen.size
+    if processes > 1 and together and device.type == "cuda" and logits < WORTH_SPLITTING:
+        common.say(f"note: {processes} processes share each step of {settings['batch_size']} "
+                   f"images and {dataset.seen.size:,} compositions, so few that one process alone "
+                   "is likely faster; several seeds are where more processes help")
+    if processes > len(seeds) and not together:
+        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}: "
+                   f"{processes - len(seeds)} of them have nothing to train")
+
+
+def run_seeds(train_seed, dataset, settings, seeds, out, together):
+    """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
+    holds."""
+    if together:
+        trained = ((seed, train_seed(seed)) for seed in seeds)
+    else:
+        trained = common.spread(seeds, train_seed)
     results = []
-    for seed in seeds:
-        folder = out if len(seeds) == 1 else out / f"seed{seed}"
-        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed),
-                                device=device, out=folder, resume=resume, save_scores=save_scores,
-                                eager=eager))
+    for seed, result in trained:
+        results.append(result)
         name = describe_model(settings)
         title = f"{dataset.name}, {name}, {settings['world']} world, seed {seed}"
-        print(table(results[-1], title), flush=True)
+        print(table(result, title), flush=True)
     if len(seeds) > 1:
         means = combine(results, np.mean)
         deviations = combine(results, np.std)
-        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds),
-                                              versions=versions(), mean=means, std=deviations))
+        if common.rank() == 0:
+            summary = dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means,
+                           std=deviations)
+            write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
     return results
@@ -490,7 +560,7 @@ def combine(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            if key not in ("settings", "versions", "threshold_curve"):
+            if key not in ("settings", "versions", "threshold_curve", "intervals"):
                 combined[key] = combine([result[key] for result in results], function)
         return combined
     if isinstance(first, str):
@@ -620,6 +690,10 @@ def table_notes(metrics):
             if phase == "test":
                 what = "the test figures of the unseen rest"
             lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
+    for name, (low, high) in metrics.get("intervals", {}).items():
+        if math.isfinite(low):
+            lines.append(f"{name}: with other compositions of their kind, AUC would lie between "
+                         f"{100 * low:.1f} and {100 * high:.1f} in 95 of 100 cases")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      "others with AUROC "
@@ -691,8 +765,9 @@ def prepare(options, model, defaults):
     `warmup_steps`) say how long to train, and `patience_steps` when to stop. What can be wrong is
     looked at before the long work.
     """
-    if options.dataset == "shapes":
+    if options.dataset == "shapes" and common.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
+    common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
     device = image_features.pick_device(options.device)
@@ -746,10 +821,11 @@ def steps_to_epochs(chosen, images):
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
-    steps_an_epoch = math.ceil(images / chosen["batch_size"])
+    batch = min(chosen["batch_size"], images)
+    steps_an_epoch = math.ceil(images / batch)
     if chosen["epochs"] is None:
-        chosen["passes"] = math.ceil(LEAST_STEPS / steps_an_epoch)
-        steps_an_epoch *= chosen["passes"]
+        chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
+        steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen["patience"] is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))

@@ -295,7 +295,7 @@ def test_captured_step_equals_eager():
         model.set_training(seen)
         model.after_epoch(3)
         adam = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True, capturable=True)
-        step, total = train.stepper(model, adam, x, target, batch)
+        step, total = train.stepper(model, adam, x, target)
         for i in range(0, len(x), 9):
             step(torch.arange(i, min(i + 9, len(x)), device=device))
         results.append(
@@ -407,7 +407,7 @@ def trained(config, settings, *, seed=0, epochs=3, average=0.0):
     model = build(torch.randn(5, 6), torch.randn(7, 6), dict(feature_dim=8, hidden=12) | config)
     model.set_training(seen, images=torch.ones(5, 7), **settings)
     run = train.Run(model, 1e-2, 5e-5, average, x.device)
-    step, total = train.stepper(model, run.optimizer, x, target, 4)
+    step, total = train.stepper(model, run.optimizer, x, target)
     for epoch in range(1, epochs + 1):
         train.train_epoch(model, step, total, len(x), 4, seed, epoch, run.average)
         model.after_epoch(epoch)
@@ -460,7 +460,7 @@ def test_members_are_models_trained_apart():
     for model in (together, *apart):
         model.set_training(seen, **settings)
         optimizer = train.adam(model, 1e-2, 0.0, x.device)
-        step, _ = train.stepper(model, optimizer, x, target, 9)
+        step, _ = train.stepper(model, optimizer, x, target)
         for _ in range(3):
             step(torch.arange(9))
         model.after_epoch(1)

@@ -15,12 +15,17 @@ needs no more):
 | `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
+| `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
 
 **What a captured step forbids.** On CUDA a step is recorded once as a graph and replayed. So in
 `loss`: nothing reads a value back (`.item()`, `float(tensor)`, `if tensor:`), shapes do not change
 from step to step, and what changes from epoch to epoch is a tensor that `after_epoch` updates in
 place (a Python number would stay as it was when recorded). `fit(..., eager=True)`, on the command
 line `--eager`, turns the recording off.
+
+**Several processes** (torchrun) train one model together when all call `fit`: each takes its share
+of every batch and of the images that are evaluated, so `loss` must be a mean over the batch. Inside
+`common.alone()` a process trains for itself.
 
 Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o)
 at s * O + o.
@@ -31,6 +36,7 @@ import math
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -79,9 +85,11 @@ def sweep(model, features, target, seen, candidates, *, save=None):
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen
     candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
-    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores.
+    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores; of
+    several processes each scores its share of the images, and then `save` is not for them.
     """
     was_training = model.training
+    features = features[common.share(len(features))]
     device = features.device
     model.eval()
     seen_columns = torch.as_tensor(np.flatnonzero(seen), device=device)
@@ -103,7 +111,9 @@ def sweep(model, features, target, seen, candidates, *, save=None):
         check_finite(rows[name][-1][0] if rows[name] else None)
     result = {}
     for name, mask in candidates.items():
-        kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
+        columns = [torch.cat(column).cpu().numpy() for column in zip(*rows[name])]
+        shares = [share for share in common.gather(columns) if share]
+        kept = tuple(np.concatenate(column) for column in zip(*shares))
         swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
         swept.update_kept(*(column[:, None] for column in kept), target)
         result[name] = (swept, kept)
@@ -161,41 +171,67 @@ class WeightAverage:
         torch._foreach_copy_(self.average, kept)
 
 
-def stepper(model, optimizer, features, targets, batch_size, *, eager=False):
+def stepper(model, optimizer, features, targets, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
     that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed for full batches,
-    unless `eager`.
+    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`. Of
+    several processes each takes its part of the images, and `total` the losses of these.
     """
-    total = torch.zeros((), device=features.device)
+    total = torch.zeros((), device=features.device, dtype=features.dtype)
+    parameters = list(model.parameters())
+    processes = common.processes()
+    rank = common.rank()
 
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        loss = model.loss(features[index], targets[index])
+        own = index
+        if processes > 1:
+            own = index[rank::processes]
+            # Without an image it goes through the step with another's, at the weight 0.
+            share = len(own) / len(index)
+            own = own if share else index[:1]
+        loss = model.loss(features[own], targets[own])
+        if processes > 1:
+            loss = loss * share  # the sum over the processes is the mean over the batch
         loss.backward()
+        if processes > 1:
+            add_up_gradients(parameters)
         optimizer.step()
         total.add_(loss.detach() * len(index))
 
     if features.device.type != "cuda" or eager:
         return step, total
-    return captured(step, batch_size, features.device), total
+    return captured(step), total
 
 
-def captured(step, batch_size, device):
-    """`step` as a CUDA graph for full batches; short ones and the first three run as they are, on a
-    side stream."""
-    static_index = torch.zeros(batch_size, dtype=torch.int64, device=device)
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    full_steps = 0
+@torch.no_grad()
+def add_up_gradients(parameters):
+    """Put into each gradient its sum over the processes, by one message for all of them."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    with common.group() as distributed:
+        distributed.all_reduce(flat)
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    sums = [part.view_as(gradient) for part, gradient in zip(sums, gradients)]
+    torch._foreach_copy_(gradients, sums)
 
-    def replay(index):
-        nonlocal full_steps
-        is_full = len(index) == batch_size
-        if is_full:
-            full_steps += 1
-        if not is_full or full_steps <= WARM_UP_STEPS:
+
+def captured(step):
+    """`step` as CUDA graphs, one for each length of a batch; the first three steps run as they are.
+
+    Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
+    """
+    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    graphs = {}                 # length of a batch -> (graph, the index that it reads)
+    warm_up_steps = 0
+    # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
+    mode = "thread_local" if common.processes() > 1 else "global"
+
+    def run(index):
+        nonlocal warm_up_steps
+        if warm_up_steps < WARM_UP_STEPS:
+            warm_up_steps += 1
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side), warnings.catch_warnings():
                 # Adam's word that this step is not captured
@@ -203,13 +239,17 @@ def captured(step, batch_size, device):
                 step(index)
             torch.cuda.current_stream().wait_stream(side)
             return
-        static_index.copy_(index)
-        if full_steps == WARM_UP_STEPS + 1:
-            with torch.cuda.graph(graph):
+        if len(index) not in graphs:
+            graph = torch.cuda.CUDAGraph()
+            static_index = index.clone()
+            with torch.cuda.graph(graph, capture_error_mode=mode):
                 step(static_index)
+            graphs[len(index)] = (graph, static_index)
+        graph, static_index = graphs[len(index)]
+        static_index.copy_(index)
         graph.replay()
 
-    return replay
+    return run
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
@@ -224,41 +264,75 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     brought nothing better. An epoch is `passes` over the images. Returns the history, a list of
     {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a loss that
     is not finite. However it ends, `out/last.pt` holds the last whole epoch.
+
+    Several processes train the model together, with the same arguments; the first one writes.
+    ConnectionError: one of them has ended.
     """
     check_training(model, features, targets, epochs, batch_size)
     state = load_last(out, settings, epochs) if resume else None
     run = Run(model, lr, weight_decay, average, features.device)
     if state:
         continue_run(run, state, out)
+    agree(run, out)
     size = min(batch_size, len(features))
-    step, total = stepper(model, run.optimizer, features, targets, size, eager=eager)
-    saved_at = time.monotonic()
+    step, total = stepper(model, run.optimizer, features, targets, eager=eager)
+    with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
+        train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
+                     epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
+                     is_stopping=is_stopping)
+    run.take_best()
+    return run.history
+
+
+@contextmanager
+def last_epoch_kept(run, out, settings):
+    """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        for epoch in range(run.epoch + 1, epochs + 1):
-            if patience and epoch - 1 - run.best_epoch >= patience:
-                break
-            started = time.monotonic()
-            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average,
-                               passes)
-            model.after_epoch(epoch)
-            value = run.validate(validate)
-            seconds = time.monotonic() - started
-            run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
-            announce(run, epochs)
-            if time.monotonic() - saved_at > SAVE_SECONDS:
-                run.save(out, settings)
-                saved_at = time.monotonic()
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, ConnectionError) as error:
         kept = "no epoch was finished"
         if run.epoch:
             kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
-        raise KeyboardInterrupt(f"stopped: {kept}") from None
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else error
+        raise type(error)(f"{why}: {kept}") from None
     finally:
         if run.epoch > first:
             run.save(out, settings)
-    run.take_best()
-    return run.history
+
+
+def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
+                 settings, is_stopping):
+    """The epochs of `fit`, with `count` images in batches of `size`; last.pt is written now and
+    then. KeyboardInterrupt: `is_stopping()`."""
+    saved_at = time.monotonic()
+    for epoch in range(run.epoch + 1, epochs + 1):
+        if patience and epoch - 1 - run.best_epoch >= patience:
+            break
+        started = time.monotonic()
+        loss = train_epoch(run.model, step, total, count, size, seed, epoch, run.average, passes)
+        run.model.after_epoch(epoch)
+        value = run.validate(validate)
+        seconds = time.monotonic() - started
+        run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
+        announce(run, epochs)
+        if time.monotonic() - saved_at > SAVE_SECONDS:
+            run.save(out, settings)
+            saved_at = time.monotonic()
+        if is_stopping():
+            raise KeyboardInterrupt
+
+
+def agree(run, out):
+    """Let all processes begin with the first one's numbers. OSError: not all have read last.pt."""
+    epochs = common.gather(run.epoch)
+    if len(set(epochs)) > 1:
+        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: --out "
+                      "needs a folder that all machines share")
+    if len(epochs) > 1:
+        with common.group() as distributed:
+            for tensor in run.live():
+                distributed.broadcast(tensor.detach(), 0)
 
 
 class Run:
@@ -340,6 +414,8 @@ class Run:
         back to that epoch."""
         tensors, steps = self.snapshot
         torch._foreach_copy_([tensor.detach() for tensor in self.live()], tensors)
+        if common.rank() > 0:
+            return
         names = list(self.model.state_dict())
         best = dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best)))
         state = dict(epoch=self.epoch, model=self.model.state_dict(),
@@ -386,20 +462,38 @@ def adam(model, lr, weight_decay, device):
 def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
     """Passes over `count` images in batches of `size`, in orders that (seed, epoch) gives; the mean
     loss."""
-    torch.manual_seed((seed << 20) + epoch)
+    generator = seed_epoch(seed, epoch)
     model.train()
     total.zero_()
-    for _ in range(passes):
-        order = torch.randperm(count).to(total.device)
-        for start in range(0, count, size):
-            step(order[start:start + size])
-            if average is not None:
-                average.update()
-    mean = float(total) / (count * passes)
+    # the passes follow one another without a short batch between them
+    orders = [torch.randperm(count, generator=generator) for _ in range(passes)]
+    order = torch.cat(orders).to(total.device)
+    for start in range(0, len(order), size):
+        step(order[start:start + size])
+        if average is not None:
+            average.update()
+    if common.processes() > 1:
+        with common.group() as distributed:
+            distributed.all_reduce(total)
+    mean = float(total) / len(order)
     if not math.isfinite(mean):
         raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look "
                          "for outliers in the features")
     return mean
+
+
+def seed_epoch(seed, epoch):
+    """Seed what an epoch draws; returns the generator of the orders of its images.
+
+    Several processes draw the same orders as one does, but dropout and mixed images of their own.
+    """
+    torch.manual_seed((seed << 20) + epoch)
+    if common.processes() == 1:
+        return torch.default_generator
+    generator = torch.Generator().manual_seed((seed << 20) + epoch)
+    own = np.random.SeedSequence([seed, epoch, common.rank()]).generate_state(1, np.uint64)
+    torch.manual_seed(int(own[0]))
+    return generator
 
 
 def announce(run, epochs):
@@ -444,7 +538,7 @@ def continue_run(run, state, out):
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
                          f"{why}): "
                          "leave --resume out, or give another --out") from None
-    if run.history:
+    if run.history and common.rank() == 0:
         write_log(out, run.history)
 
 
