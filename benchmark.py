@@ -722,16 +722,25 @@ def time_processes(repeat):
         common.gather("the photos are there")
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             work = f"extraction of {sizes.photos:,} photos"
-            seconds[work] = time_extraction(folder, device, repeat)
+            seconds[work] = told(work, time_extraction(folder, device, repeat))
             seconds["four seeds at fashion's size"] = time_seeds(folder, sizes, 4, device, repeat)
             seconds["one seed of it"] = time_seeds(folder, sizes, 1, device, repeat)
         work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
                 f"{sizes.batch}, {sizes.steps} steps")
-        seconds[work] = time_large(sizes, device, repeat)
+        seconds[work] = told(work, time_large(sizes, device, repeat))
         common.gather("all is done")
     if common.rank() == 0:
         print(json.dumps(seconds))
     common.leave_group()
+
+
+def told(work, seconds):
+    """`seconds`, after a line on stderr by the first process: how far a long benchmark is."""
+    import common
+
+    if common.rank() == 0:
+        print(f"{common.processes()} processes, {work}: {seconds:.2f} s", file=sys.stderr)
+    return seconds
 
 
 def median_together(function, device, repeat):
