@@ -525,3 +525,8 @@ def survive_odd_streams():
         is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
         if not is_own and stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
+
+
+if __name__ == "__main__":
+    print("common.py holds what the scripts share: progress, errors, whole files, several "
+          "processes; run `python compcos.py`.")

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -540,7 +541,27 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together):
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
+    run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
+    print("\n".join(next_steps(dataset, settings, run)))
     return results
+
+
+def next_steps(dataset, settings, run):
+    """Lines that say what can be done with the folder `run` of a finished run."""
+    lines = ["what next:"]
+    if settings["model"] == "compcos":
+        command = f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))}"
+        photo = dataset.path(dataset.images["test"][0])
+        if photo.exists():
+            lines.append(f"  predict:  {command} --predict {shlex.quote(str(photo))}")
+        else:
+            lines.append(f"  predict:  {command} --features FILE")
+    scores = shlex.quote(str(run / "scores_open.npz"))
+    draw = f"  a curve:  python evaluate.py {scores} --plot curve.png"
+    if not (run / "scores.npy").exists():
+        draw += "  (after the same command with --resume --save-scores)"
+    lines.append(draw)
+    return lines
 
 
 def describe_model(settings):
@@ -842,3 +863,8 @@ def checksum(dataset, vectors, features):
     for array in arrays:
         content = zlib.crc32(np.ascontiguousarray(array), content)
     return content
+
+
+if __name__ == "__main__":
+    print("experiment.py makes one experiment of options, training and tests; run "
+          "`python compcos.py` for one.")

@@ -623,3 +623,8 @@ def load_file(path, keys):
                          f"{', '.join(keys)} (for published "
                          "files: compcos.load_published)")
     return contents
+
+
+if __name__ == "__main__":
+    print("train.py is the training loop and the contract of a model; run "
+          "`python compcos.py` to train.")
