@@ -360,4 +360,4 @@ benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
 benchmark.time_processes(1)"""
     out, _ = run_two("--no-python", sys.executable, "-c", code)
     seconds = json.loads(out.strip().split("\n")[-1])
-    assert len(seconds) == 4 and min(seconds.values()) > 0
+    assert len(seconds) == 5 and min(seconds.values()) > 0
