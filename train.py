@@ -3,16 +3,17 @@
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
 **What a model offers** (CompCos, its members and the compared systems alike; a model of your own
-needs no more):
+needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it before
+training.
 
 | name | is |
 | --- | --- |
-| `states`, `objects` | tensors with S and O rows; only their lengths and device are read here |
+| `states`, `objects` * | tensors with S and O rows; only their lengths and device are read here |
 | `loss(features (B, F), target (B,))` | the scalar that training minimises; targets are s * O + o |
-| `after_epoch(epoch)` | what changes from epoch to epoch, epoch = 1, 2, ... |
-| `compositions()` | what all images share in scoring, computed once for many images |
+| `after_epoch(epoch)` * | what changes from epoch to epoch, epoch = 1, 2, ... |
+| `compositions()` * | what all images share in scoring, computed once for many images; or None |
 | `score(features (B, F), compositions)` | (B, S, O), higher is better |
-| `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
+| `feasibility(seen (S, O))` * | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
 | `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
@@ -458,6 +459,39 @@ def check_training(model, features, targets, epochs, batch_size):
     if targets.min() < 0 or targets.max() >= count:
         raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * "
                          f"O + o, 0 to {count - 1}")
+
+
+OFFERED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",
+           "config")
+
+
+@torch.no_grad()
+def check_model(model, features, seen):
+    """ValueError where a model does not keep the contract at the head of this file.
+
+    features (N, F) on the model's device, of which two images are scored; seen (S, O) bool.
+    """
+    name = type(model).__name__
+    lacking = [offer for offer in OFFERED if not hasattr(model, offer)]
+    if lacking:
+        raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
+                         f"{', '.join(OFFERED)}, as the head of train.py says; a subclass of "
+                         "baselines.Compared needs only loss, score and config")
+    primitives = (len(model.states), len(model.objects))
+    if primitives != seen.shape:
+        raise ValueError(f"{name} has {primitives[0]} states and {primitives[1]} objects: expected "
+                         f"{seen.shape[0]} and {seen.shape[1]}, as its word vectors have rows")
+    was_training = model.training
+    model.eval()
+    scores = model.score(features[:2], model.compositions())
+    model.train(was_training)
+    expected = (len(features[:2]), *seen.shape)
+    if tuple(scores.shape) != expected:
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for {expected[0]} images: "
+                         f"expected (B, S, O), here {expected}")
+    rho = np.shape(model.feasibility(seen))
+    if rho != seen.shape:
+        raise ValueError(f"{name}.feasibility gives {rho}: expected (S, O), here {seen.shape}")
 
 
 def adam(model, lr, weight_decay, device):
