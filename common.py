@@ -3,6 +3,7 @@ whole files or none, one run a folder, work spread over several processes. It ha
 `python compcos.py` is where to begin.
 """
 
+import atexit
 import datetime
 import functools
 import glob
@@ -275,6 +276,7 @@ def group():
             has_nccl = cuda.is_available() and distributed.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
             distributed.init_process_group(backend, timeout=PATIENCE)
+            atexit.register(leave_group)
         yield distributed
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -372,11 +374,10 @@ def signals_together():
 
 
 def leave_group():
-    """End the group, if there is one."""
-    if processes() > 1:
-        from torch import distributed
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+    """End the group, unless that has been done."""
+    from torch import distributed
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @contextmanager
@@ -431,9 +432,7 @@ def command(main):
             survive_odd_streams()
             try:
                 with first_alone_prints():
-                    result = main(argv)
-                leave_group()
-                return result
+                    return main(argv)
             except (ValueError, OSError) as error:
                 say_for_all(f"error: {error}")
                 status = 2
