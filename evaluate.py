@@ -1050,6 +1050,8 @@ def comparison_table(comparisons):
                 100 * comparison[name + end]
                 for end in ("_a", "_b", "_difference", "_difference_low", "_difference_high",
                             "_a_leads"))
+            # Adding 0 turns the -0.00 of what is equal but for rounding into +0.00.
+            difference, low, high = (round(value, 2) + 0.0 for value in (difference, low, high))
             interval = f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
             lines.append(f"{name + ', ' + protocol:24}{a:8.2f}{b:8.2f}{interval:>26}{leads:10.1f}")
     return "\n".join(lines)
