@@ -148,8 +148,8 @@ def test_explanations_list_all_supporting_compositions_and_account_for_the_score
 
 
 def test_explain_refuses_what_is_no_index_and_gives_plain_numbers():
-    for state, shown in (True, "True"), (3, "3"), (-1, "-1"), (0.0, "0.0"), ("wet", "'wet'"), (None, "None"):
-        message = f"no composition of state {shown} and object 0 among 3 states by 3 objects"
+    for state in True, 3, -1, 0.0, "wet", None:
+        message = f"no composition of state {state!r} and object 0 among 3 states by 3 objects"
         with pytest.raises(ValueError, match=message):
             F.explain(state, 0, STATE_VECTORS, OBJECT_VECTORS, SEEN)
     rows = sum(F.explain(np.int64(2), np.int32(0), STATE_VECTORS, OBJECT_VECTORS, SEEN), [])
