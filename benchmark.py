@@ -8,13 +8,18 @@ embedding, F features of an image. Data is made up, unless the real pair lists a
 """
 
 import argparse
+import csv
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -317,6 +322,85 @@ def bench_run(repeat):
           f"{whole:.1f} s (first {first:.2f} s, then {rest:.3f} s each)")
 
 
+def bench_members(repeat):
+    """The strong recipe with 1, 4 and 16 members on made-up features of fashion's size, training
+    and evaluation; then 300 epochs of the published recipe. On a CPU a tenth of the epochs."""
+    from features import pick_device
+
+    device = pick_device()
+    time_recipe("strong", 1, device)  # the first run of a process warms it up
+    for members in (1, 4, 16):
+        seconds, epochs = time_recipe("strong", members, device)
+        if members == 1:
+            strong = seconds
+        print(f"strong recipe, fashion's size, {device}, members {members}: {epochs} epochs and "
+              f"evaluation in {seconds:.1f} s, {seconds / strong:.1f} times as long as one")
+    seconds, epochs = time_recipe("published", 1, device)
+    print(f"published recipe, fashion's size, {device}: {epochs} epochs and evaluation in "
+          f"{seconds:.1f} s")
+
+
+def time_recipe(recipe, members, device):
+    """(seconds, epochs) of training and all evaluation of a recipe at fashion's size."""
+    import compcos
+    import experiment
+
+    prepared = prepare_recipe(recipe, members, device)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        experiment.one_seed(lambda: compcos.make_model(prepared), prepared.dataset,
+                            prepared.features, settings=prepared.settings, device=device,
+                            out=Path(out), resume=False, save_scores=False)
+    wait(device)
+    return time.perf_counter() - start, prepared.settings["epochs"]
+
+
+def prepare_recipe(recipe, members, device, divisor=1):
+    """What `experiment.prepare` would give of a recipe at fashion's size; with a divisor of part of
+    the images and, on a CPU, of the epochs."""
+    import compcos
+    import experiment
+
+    dataset, features = made_up_fashion(divisor)
+    settings = compcos.defaults(recipe)["utzappos"] | dict(
+        model="compcos", members=members, seed=0, world="open", mask="published")
+    settings.pop("vectors")
+    experiment.steps_to_epochs(settings, len(features["train"]))
+    settings["patience"] = None  # nothing is learnt here, and all the epochs are to be timed
+    if device.type == "cpu":
+        settings["epochs"] = max(1, settings["epochs"] // (10 * divisor))
+    state_count = len(dataset.states)
+    vectors = np.random.default_rng(0).normal(size=(state_count + len(dataset.objects), 100))
+    return experiment.Prepared(dataset, features, vectors[:state_count], vectors[state_count:],
+                               device, settings, None)
+
+
+def made_up_fashion(divisor):
+    """A Dataset of 36 x 71 compositions, 490 seen and 130 and 165 unseen ones in validation and
+    test, and as many random features as fashion has, over `divisor`."""
+    import data
+
+    random = np.random.default_rng(0)
+    S, O = 36, 71
+    seen, val, test = np.split(random.permutation(S * O)[:785], [490, 620])
+    shown = dict(train=seen, val=np.concatenate([seen, val]), test=np.concatenate([seen, test]))
+    sizes = dict(train=8355, val=4967, test=6555)
+    pairs = {}
+    images = {}
+    targets = {}
+    features = {}
+    for phase, size in sizes.items():
+        size //= divisor
+        pairs[phase] = np.stack(np.divmod(np.sort(shown[phase]), O), axis=1)
+        images[phase] = [f"{phase}{i}.jpg" for i in range(size)]
+        targets[phase] = random.choice(shown[phase], size)
+        features[phase] = random.normal(size=(size, 512)).astype(np.float32)
+    states = [f"state{i}" for i in range(S)]
+    objects = [f"object{i}" for i in range(O)]
+    dataset = data.Dataset("made up", Path(), states, objects, pairs, images, targets, None, [])
+    return dataset, features
+
+
 def run_compositions(random, S, O):
     """(C,) bool seen; 300 unseen compositions of validation images; "real" or "random"."""
     from feasibility import read_pairs
@@ -578,15 +662,200 @@ def time_tmn_step(model, features, target, repeat):
           f"{direct / ours:.1f} times as long")
 
 
+# ---- several processes ----
+
+
+class Sizes(NamedTuple):
+    """How much work `time_processes` does."""
+
+    photos: int
+    divisor: int     # of the images of a run at fashion's size
+    members: int     # of that run
+    states: int      # of the large vocabulary
+    objects: int
+    batch: int
+    steps: int       # an epoch
+
+
+ON_GPU = Sizes(32_768, 1, 4, 2000, 5000, 512, 100)
+ON_CPU = Sizes(192, 10, 1, 200, 500, 64, 3)
+WORTH = 1.2  # times as fast, from which on a second GPU is worth it
+
+
+def bench_processes(repeat):
+    """Two processes beside one, on a GPU each or on half of a CPU's cores."""
+    one = seconds_of(1, repeat)
+    two = seconds_of(2, repeat)
+    for work, alone in one.items():
+        ratio = alone / two[work]
+        verdict = "" if ratio >= WORTH else ": not worth it"
+        print(f"processes, {work}: one {alone:.2f} s, two {two[work]:.2f} s, {ratio:.2f} times as "
+              f"fast{verdict}", flush=True)
+
+
+def seconds_of(processes, repeat):
+    """{work: seconds} of `time_processes` on so many processes, which torchrun starts."""
+    from features import _cores
+
+    threads = max(1, _cores() // processes)
+    code = f"import benchmark; benchmark.time_processes({repeat})"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = [*torchrun, str(processes), "--no-python", sys.executable, "-c", code]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,
+                           cwd=Path(__file__).parent,
+                           env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    return json.loads(ended.stdout.strip().split("\n")[-1])
+
+
+def time_processes(repeat):
+    """Print, as JSON, how many seconds these processes need for each work: {work: seconds}."""
+    import common
+    from features import pick_device
+
+    device = pick_device()
+    sizes = ON_GPU if device.type == "cuda" else ON_CPU
+    seconds = {}
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(common.gather(own)[0])
+        if common.rank() == 0:
+            write_photo_dataset(folder / "photos", sizes.photos)
+        common.gather("the photos are there")
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            work = f"extraction of {sizes.photos:,} photos"
+            seconds[work] = told(work, time_extraction(folder, device, repeat))
+            seconds["four seeds at fashion's size"] = time_seeds(folder, sizes, 4, device, repeat)
+            seconds["one seed of it"] = time_seeds(folder, sizes, 1, device, repeat)
+        work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
+                f"{sizes.batch}, {sizes.steps} steps")
+        seconds[work] = told(work, time_large(sizes, device, repeat))
+        common.gather("all is done")
+    if common.rank() == 0:
+        print(json.dumps(seconds))
+    common.leave_group()
+
+
+def told(work, seconds):
+    """`seconds`, after a line on stderr by the first process: how far a long benchmark is."""
+    import common
+
+    if common.rank() == 0:
+        print(f"{common.processes()} processes, {work}: {seconds:.2f} s", file=sys.stderr)
+    return seconds
+
+
+def median_together(function, device, repeat):
+    """Median seconds from when all processes begin until the last one has ended; once to warm up.
+
+    `function` is called with 0, 1, ...
+    """
+    import common
+
+    taken = []
+    for number in range(repeat + 1):
+        common.gather("ready")
+        start = time.perf_counter()
+        function(number)
+        wait(device)
+        common.gather("done")
+        taken.append(time.perf_counter() - start)
+    return sorted(taken[1:])[repeat // 2]
+
+
+def write_photo_dataset(folder, count):
+    """A dataset of photos, many under several names, and a ResNet-18's made-up parameters."""
+    import features
+
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for number, path in enumerate(write_photos(folder, count)):
+        os.link(path, folder / "images" / f"{number}.jpg")
+        split = ("train", "train", "val", "test")[number % 4]
+        rows.append([f"{number}.jpg", f"s{number % 4}", f"o{number // 4 % 4}", split])
+    with open(folder / "images.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "state", "object", "split"])
+        writer.writerows(rows)
+    torch.manual_seed(0)
+    torch.save(features.resnet18().state_dict(), folder / "weights.pth")
+
+
+def time_extraction(folder, device, repeat):
+    """Seconds of an extraction, decoding included, into a new cache."""
+    import data
+    import features
+
+    dataset = data.load(folder / "photos")
+
+    def extract(number):
+        cache = folder / f"cache{number}"
+        cache.mkdir(exist_ok=True)
+        features.load_features(dataset, weights=folder / "photos" / "weights.pth", device=device,
+                               cache=cache)
+
+    return median_together(extract, device, repeat)
+
+
+def time_seeds(folder, sizes, seeds, device, repeat):
+    """Seconds of the strong recipe with so many seeds at fashion's size."""
+    import compcos
+    import experiment
+
+    prepared = prepare_recipe("strong", sizes.members, device, sizes.divisor)
+
+    def train(number):
+        experiment.experiment(
+            lambda: compcos.make_model(prepared), prepared.dataset, prepared.features,
+            settings=prepared.settings, seeds=list(range(seeds)), device=device,
+            out=folder / f"runs{seeds}", splits=True)
+
+    return median_together(train, device, repeat)
+
+
+def time_large(sizes, device, repeat):
+    """Median seconds of an epoch, validation included, of a large vocabulary, after a first one."""
+    import common
+    from compcos import CompCos
+    from train import fit, selection, sweep
+
+    S = sizes.states
+    O = sizes.objects
+    count = sizes.batch * sizes.steps
+    random = np.random.default_rng(0)
+    torch.manual_seed(0)
+    seen = random_seen(random, S, O, S * O // 200)
+    seen[np.arange(S), np.arange(S) % O] = True  # each state and each object is seen
+    seen[np.arange(O) % S, np.arange(O)] = True
+    targets = random.choice(np.flatnonzero(seen), count)
+    features = torch.randn(count, 512, device=device)
+    shown = random.integers(0, S * O, count // 10)  # most of these are unseen
+    validation = torch.randn(len(shown), 512, device=device)
+    everything = dict(open=np.ones(S * O, bool))
+    model = CompCos(random.normal(size=(S, 300)), random.normal(size=(O, 300)), 512).to(device)
+    model.set_training(seen)
+
+    def validate():
+        swept, _ = sweep(model, validation, shown, seen, everything)["open"]
+        return selection(swept.report())
+
+    with tempfile.TemporaryDirectory() as out:
+        history = fit(model, features, torch.as_tensor(targets, device=device), validate,
+                      epochs=1 + repeat, batch_size=sizes.batch, lr=5e-5, weight_decay=5e-5,
+                      seed=0, out=Path(common.gather(out)[0]), settings={})
+        common.gather("the first one's folder may go")
+    return sorted(row["seconds"] for row in history[1:])[repeat // 2]
+
+
 BENCHMARKS = {
     "evaluate": bench_evaluate,
     "feasibility": bench_feasibility,
     "step": bench_step,
     "run": bench_run,
+    "members": bench_members,
     "scale": bench_scale,
     "words": bench_words,
     "features": bench_features,
     "baselines": bench_baselines,
+    "processes": bench_processes,
 }
 
 

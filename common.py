@@ -1,22 +1,26 @@
 """What every script needs and no paper describes: progress on stderr, errors without tracebacks,
-whole files or none, one run a folder. It has no command line: `python compcos.py` is where to
-begin.
+whole files or none, one run a folder, work spread over several processes. It has no command line:
+`python compcos.py` is where to begin.
 """
 
+import datetime
 import functools
 import glob
 import io
 import os
+import re
 import secrets
 import signal
 import sys
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
 STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
+PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
 
 def wait_gently():
@@ -231,6 +235,178 @@ def take_lock(file):
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+# ---- several processes ----
+#
+# `torchrun` starts them and tells each its number and theirs in the environment. Without it there
+# is one process, all of this does nothing, and torch.distributed is not imported.
+
+
+def rank():
+    """This process's number among `processes()`, from 0: the one that prints."""
+    return int(os.environ["RANK"]) if processes() > 1 else 0
+
+
+def processes():
+    """How many processes work together."""
+    if "RANK" not in os.environ:
+        return 1
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+@contextmanager
+def alone():
+    """Inside, this process works for itself, as if it were the only one."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextmanager
+def group():
+    """torch.distributed with all processes in one group: nccl between GPUs, gloo for all else.
+
+    ConnectionError: one of the others has ended.
+    """
+    from torch import cuda, distributed
+    try:
+        if not distributed.is_initialized():
+            has_nccl = cuda.is_available() and distributed.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
+            distributed.init_process_group(backend, timeout=PATIENCE)
+        yield distributed
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
+        reason = re.split(r"\. |\n", reason)[0][:160]
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason})") from None
+
+
+def gather(value):
+    """What each process gave, a list in order of rank. All wait for the last one."""
+    if processes() == 1:
+        return [value]
+    values = [None for _ in range(processes())]
+    with group() as distributed:
+        distributed.all_gather_object(values, value)
+    return values
+
+
+def share(count):
+    """The slice of `count` rows that is this process's; together they are all, in order of rank."""
+    return slice(count * rank() // processes(), count * (rank() + 1) // processes())
+
+
+def spread(items, work):
+    """Yield (item, work(item)) in order, as many at a time as there are processes, each alone."""
+    for start in range(0, len(items), processes()):
+        begun = items[start:start + processes()]
+        result = None
+        if rank() < len(begun):
+            item = begun[rank()]
+            with alone():
+                result = work(item)
+        yield from zip(begun, gather(result))
+
+
+def take_turns(count, what):
+    """Yield numbers below `count`, ascending; of several processes each number goes to the first
+    that is free. `what`, the same in all of them, tells one such list from others."""
+    if processes() == 1:
+        yield from range(count)
+        return
+    with group() as distributed:
+        store = distributed.distributed_c10d._get_default_store()
+    number = store.add(what, 1) - 1
+    while number < count:
+        yield number
+        number = store.add(what, 1) - 1
+
+
+def check_shared(folder):
+    """OSError unless every process sees in `folder` what the first one writes there."""
+    if processes() == 1:
+        return
+    note = Path(folder, ".shared")
+    if rank() == 0:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(secrets.token_hex(8))
+    written = gather(note.read_text() if rank() == 0 else "")[0]
+    sees = gather(note.exists() and note.read_text() == written)
+    if rank() == 0:
+        note.unlink()
+    if not all(sees):
+        blind = [str(number) for number, is_there in enumerate(sees) if not is_there]
+        raise OSError(f"{folder}: process {', '.join(blind)} of {processes()} does not see what "
+                      "process 0 wrote there: --out needs a folder that all machines share")
+
+
+@contextmanager
+def signals_together():
+    """A function that tells whether any process was asked to stop, for all to stop at one place.
+
+    Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
+    step would leave the others waiting for its gradients. With one process they interrupt at once.
+    """
+    received = []
+    before = {}
+    if processes() > 1:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, _: received.append(number))
+
+    def is_stopping():
+        return any(gather(bool(received)))
+
+    try:
+        yield is_stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in received[:1]:  # what came too late for all to stop
+        signal.raise_signal(number)
+
+
+def leave_group():
+    """End the group, if there is one."""
+    if processes() > 1:
+        from torch import distributed
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def first_alone_prints():
+    """Inside, what processes other than the first print goes nowhere."""
+    if rank() == 0:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+
+
+def say_for_all(text):
+    """`say` what is wrong, once.
+
+    What all processes find, the first one says. Another speaks only if nothing ends it meanwhile,
+    as torchrun does once the first one has failed.
+    """
+    if rank() > 0:
+        text = f"process {rank()}: {text}"
+        try:
+            time.sleep(GRACE_SECONDS)
+        except KeyboardInterrupt:
+            return
+    elif processes() > 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, where another one failed
+    say(text)
+
+
 # ---- scripts ----
 
 
@@ -243,6 +419,7 @@ def command(main):
 
     Bad input (ValueError, OSError) and a lack of memory end in an `error:` line and status 2,
     Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129. A closed stdout or stderr does not end the work.
+    Of several processes the first one prints.
     """
 
     @functools.wraps(main)
@@ -253,17 +430,22 @@ def command(main):
             warnings.showwarning = lambda message, *_: say(f"warning: {message}")
             survive_odd_streams()
             try:
-                return main(argv)
+                with first_alone_prints():
+                    result = main(argv)
+                leave_group()
+                return result
             except (ValueError, OSError) as error:
-                say(f"error: {error}")
+                say_for_all(f"error: {error}")
                 status = 2
             except KeyboardInterrupt as interrupt:
-                say(f"\n{str(interrupt) or 'interrupted'}")
+                if rank() == 0:
+                    say(f"\n{str(interrupt) or 'interrupted'}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                say("error: out of memory "
+                say_for_all(
+                    "error: out of memory "
                     f"({str(error).splitlines()[0][:160] if str(error) else ''}): "
                     "lower --batch-size, or use a larger machine")
                 status = 2

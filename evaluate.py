@@ -368,13 +368,14 @@ def _check_comparable(sweep_a, sweep_b):
                          f"{targets[1][row]}): {must}, in the same order")
 
 
-def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
+def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, gather=None):
     """Top-1 AUC of the hard mask at T thresholds from one reading of the scores.
 
     The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
     threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
     compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
-    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
+    `auc`, `auc_published`. Anything else, and no images, is a ValueError. `gather`: where several
+    processes have blocks of their own, hands each the list of what all of them give it.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape).astype(float)
@@ -392,6 +393,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
             raise ValueError("blocks must be pairs (scores, target), as [(scores, target)]; "
                              f"got {type(block).__name__}")
         parts += _each_block(*block, len(whole.seen), levels.reduce)
+    if gather is not None:
+        parts = sum(gather(parts), [])
     if not sum(len(part[0]) for part in parts):
         raise ValueError("no images to evaluate: the blocks are empty")
     seen_score, seen_right, unseen_score, unseen_right, target = map(np.concatenate, zip(*parts))

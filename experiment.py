@@ -17,7 +17,7 @@ import os
 import platform
 import warnings
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
-from train import chunks, fit, index_pairs, load_file, selection, sweep
+from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
@@ -44,6 +44,7 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
+WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
 # ---- computing ----
@@ -92,9 +93,12 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
     model.eval()
     with torch.no_grad():
-        scored = chunks(model, features, model.compositions())
-        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
-        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
+        own = common.share(len(features))
+        own_target = target[own]
+        scored = chunks(model, features[own], model.compositions())
+        blocks = ((scores.cpu().numpy(), own_target[part]) for part, scores in scored)
+        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds,
+                                gather=common.gather)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
         shown = unseen_shown(target, seen)
@@ -324,8 +328,8 @@ def write_json(path, value):
 def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, machine=f"{platform.machine()}, {torch.get_num_threads()} "
-                                                "threads")
+                pillow=PIL.__version__, processes=common.processes(),
+                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
 
 
 # ---- running ----
@@ -346,9 +350,10 @@ def memory_explained(device):
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
-    holds."""
+    holds. Several processes do it together, and the first one writes."""
+    writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
-    if not resume:
+    if not resume and writes:
         if (out / "last.pt").exists() and not (out / "metrics.json").exists():
             print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
                   "not given")
@@ -360,23 +365,27 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         for phase in data.PHASES:
             on_device = torch.as_tensor(features[phase], device=device)
             arrays[phase] = (on_device, dataset.targets[phase])
+        check_model(model, arrays["train"][0], dataset.seen)
         history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
                                       resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)
-        with scores_file(out, dataset, save_scores) as save:
+        # What is to be one file of scores, one process scores: each one does, and the first writes.
+        with (scores_file(out, dataset, save_scores and writes) as save,
+              common.alone() if save_scores else nullcontext()):
             measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
-    if save_scores:
-        write_scores(out, dataset, measured.masks)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
                    **measured.metrics, mask_basis=basis)
-    write_predictions(out, dataset, measured.decided)
-    write_compositions(out, dataset, measured.decided)
-    write_curves(out, measured.curves)
-    save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
-    write_best(out / "best.pt", model, settings, dataset, rho, metrics)
-    write_json(out / "metrics.json", metrics)
+    if writes:
+        if save_scores:
+            write_scores(out, dataset, measured.masks)
+        write_predictions(out, dataset, measured.decided)
+        write_compositions(out, dataset, measured.decided)
+        write_curves(out, measured.curves)
+        save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
+        write_best(out / "best.pt", model, settings, dataset, rho, metrics)
+        write_json(out / "metrics.json", metrics)
     return metrics
 
 
@@ -434,9 +443,12 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager):
 
 
 def experiment(build, dataset, features, *, settings, seeds, device, out, resume=False,
-               save_scores=False, eager=False):
+               save_scores=False, eager=False, splits=False):
     """Train and test once a seed, printing tables: one seed fills the folder `out`; of several,
     each fills out/seedK and out/metrics.json holds mean and standard deviation.
+
+    Several processes train as many seeds at a time, each one alone. A single seed they train
+    together if the model's loss is a mean over the batch, which `splits` says; else one does.
 
     `build()` gives a model on `device` that keeps the contract of train.py. features: phase -> (N,
     F). settings: plain values, all recorded; of them `world`, `epochs`, `batch_size`, `lr`,
@@ -445,10 +457,21 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     """
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
         raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
-    with common.lock(out):
-        remove_other_runs(out, seeds, resume)
-        return run_seeds(build, dataset, features, settings=settings, seeds=seeds, device=device,
-                         out=out, resume=resume, save_scores=save_scores, eager=eager)
+    is_first = common.rank() == 0
+    with common.lock(out) if is_first else nullcontext():
+        if is_first:
+            remove_other_runs(out, seeds, resume)
+        common.check_shared(out)
+        together = splits and len(seeds) == 1
+        say_how_spread(dataset, settings, seeds, device, together)
+
+        def train_seed(seed):
+            folder = out if len(seeds) == 1 else out / f"seed{seed}"
+            return one_seed(build, dataset, features, settings=dict(settings, seed=seed),
+                            device=device, out=folder, resume=resume, save_scores=save_scores,
+                            eager=eager)
+
+        return run_seeds(train_seed, dataset, settings, seeds, out, together)
 
 
 def other_runs(out, seeds):
@@ -482,23 +505,39 @@ def remove_other_runs(out, seeds, resume):
             (folder / name).unlink(missing_ok=True)
 
 
-def run_seeds(build, dataset, features, *, settings, seeds, device, out, resume, save_scores,
-              eager):
-    """What `experiment` does once the folder is its own."""
+def say_how_spread(dataset, settings, seeds, device, together):
+    """A line on stderr where some of several processes are of little use."""
+    processes = common.processes()
+    logits = settings["batch_size"] * dataset.seen.size
+    if processes > 1 and together and device.type == "cuda" and logits < WORTH_SPLITTING:
+        common.say(f"note: {processes} processes share each step of {settings['batch_size']} "
+                   f"images and {dataset.seen.size:,} compositions, so few that one process alone "
+                   "is likely faster; several seeds are where more processes help")
+    if processes > len(seeds) and not together:
+        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}: "
+                   f"{processes - len(seeds)} of them have nothing to train")
+
+
+def run_seeds(train_seed, dataset, settings, seeds, out, together):
+    """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
+    holds."""
+    if together:
+        trained = ((seed, train_seed(seed)) for seed in seeds)
+    else:
+        trained = common.spread(seeds, train_seed)
     results = []
-    for seed in seeds:
-        folder = out if len(seeds) == 1 else out / f"seed{seed}"
-        results.append(one_seed(build, dataset, features, settings=dict(settings, seed=seed),
-                                device=device, out=folder, resume=resume, save_scores=save_scores,
-                                eager=eager))
+    for seed, result in trained:
+        results.append(result)
         name = describe_model(settings)
         title = f"{dataset.name}, {name}, {settings['world']} world, seed {seed}"
-        print(table(results[-1], title), flush=True)
+        print(table(result, title), flush=True)
     if len(seeds) > 1:
         means = combine(results, np.mean)
         deviations = combine(results, np.std)
-        write_json(out / "metrics.json", dict(settings=dict(settings, seeds=seeds),
-                                              versions=versions(), mean=means, std=deviations))
+        if common.rank() == 0:
+            summary = dict(settings=dict(settings, seeds=seeds), versions=versions(), mean=means,
+                           std=deviations)
+            write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
     return results
@@ -727,8 +766,9 @@ def prepare(options, model, defaults):
     `warmup_steps`) say how long to train, and `patience_steps` when to stop. What can be wrong is
     looked at before the long work.
     """
-    if options.dataset == "shapes":
+    if options.dataset == "shapes" and common.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
+    common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
     device = image_features.pick_device(options.device)

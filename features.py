@@ -10,7 +10,6 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 
 import argparse
 import copy
-import datetime
 import hashlib
 import io
 import os
@@ -272,7 +271,9 @@ def pick_device(name="auto"):
         raise ValueError(f"PyTorch {torch.__version__} finds no device {name!r} on this machine; "
                          "choose auto or cpu")
     if kind == "cuda" and not number and "LOCAL_RANK" in os.environ:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(own)  # of streams, graphs and messages between processes, too
+        return own
     return torch.device(name)
 
 
@@ -407,10 +408,11 @@ def _stack(places, is_good):
 
 
 def _cores():
-    """How many processor cores this process may use."""
+    """How many processor cores this process may use: its share, where torchrun started several."""
+    cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+        cores = len(os.sched_getaffinity(0))
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def _behind(items, count):
@@ -465,7 +467,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     data.photo_suffixes()  # lets Pillow's plugins (HEIC, AVIF), if installed, open images
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
-    rank, processes = _rank()
+    processes = common.processes()
     names = list(files)
     workers = _cores()
     pool = ThreadPoolExecutor(workers)
@@ -485,8 +487,6 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     broken = 0
     try:
         with common.Progress("extracting", processes * len(names), "images") as progress:
-            if rank > 0:
-                progress.on = False  # the first process speaks for all
             for batch in launched:
                 if batch.copied:
                     batch.copied.synchronize()
@@ -545,45 +545,6 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
     _check(broken, len(paths), skip_broken)
     nan = np.full_like(next(iter(rows.values())), np.nan)
     return np.stack([rows.get(row, nan) for row in range(len(paths))])
-
-
-# ---- several processes ---------------------------------------------------------------------------
-
-
-def _rank():
-    """(rank, number of processes), as torchrun puts them into the environment; (0, 1) without."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-@contextmanager
-def _together(processes):
-    """A function that hands every process the list of what each gave; it waits for the last one.
-
-    Extraction may take days, so does the wait. Should a process die, torchrun ends the others.
-    """
-    if processes == 1:
-        yield lambda value: [value]
-        return
-    from torch import distributed
-    patience = datetime.timedelta(days=30)
-    is_ours = not distributed.is_initialized()
-    if is_ours:
-        distributed.init_process_group("gloo", timeout=patience)
-        group = distributed.group.WORLD
-    else:  # that of a training, perhaps nccl's, which is for tensors on GPUs
-        group = distributed.new_group(backend="gloo", timeout=patience)
-
-    def gather(value):
-        values = [None] * processes
-        distributed.all_gather_object(values, value, group=group)
-        return values
-
-    try:
-        yield gather
-    finally:
-        distributed.destroy_process_group(None if is_ours else group)
 
 
 # ---- the cache -----------------------------------------------------------------------------------
@@ -773,52 +734,51 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     """
     files = {name: dataset.path(name) for name in names}
     stamps = {name: _stamp(path) for name, path in files.items()}
-    rank, processes = _rank()
-    with _together(processes) as gather:
-        found = []
-        for place in _cache_places(dataset, cache, fallback):
-            found += [path for path in (place, *_partials(place)) if path.exists()]
-        caches = [_read_cache(path) for path in dict.fromkeys(found) if _is_cache(path)
-                  or ".partial" in path.name]
-        weights, key, rows = _choose_weights(weights, upright, caches, stamps)
-        todo = [name for name in names if name not in rows]
-        _check_shared(gather, dataset, todo)
-        if not todo and not any(".partial" in path.name for path in found):
-            return rows, {}, key, []
+    rank = common.rank()
+    found = []
+    for place in _cache_places(dataset, cache, fallback):
+        found += [path for path in (place, *_partials(place)) if path.exists()]
+    caches = [_read_cache(path) for path in dict.fromkeys(found) if _is_cache(path)
+              or ".partial" in path.name]
+    weights, key, rows = _choose_weights(weights, upright, caches, stamps)
+    todo = [name for name in names if name not in rows]
+    _check_shared(dataset, todo)
+    if not todo and not any(".partial" in path.name for path in found):
+        return rows, {}, key, []
 
-        path, notes = _writable_place(dataset, cache, fallback)
-        if dtype is None:
-            dtype = next((row.feature.dtype for row in rows.values()), np.float32)
-        whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
-        if rank == 0 and rows and _partials(path):
-            # What other processes left goes into the first one's file before theirs are rewritten.
-            _write_cache(whole._replace(path=_partial(path, 0)), dtype)
-            _remove(set(_partials(path)) - {_partial(path, 0)})
-        gather("the partial files are one")
+    path, notes = _writable_place(dataset, cache, fallback)
+    if dtype is None:
+        dtype = next((row.feature.dtype for row in rows.values()), np.float32)
+    whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
+    if rank == 0 and rows and _partials(path):
+        # What other processes left goes into the first one's file before theirs are rewritten.
+        _write_cache(whole._replace(path=_partial(path, 0)), dtype)
+        _remove(set(_partials(path)) - {_partial(path, 0)})
+    common.gather("the partial files are one")
 
-        share = {name: files[name] for name in todo[rank::processes]}
-        mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
-        broken = {}
-        if todo:
-            if rank == 0:  # which alone downloads
-                backbone = _load_backbone(weights, caches)
-            gather("the weights are there")
-            if rank > 0:
-                backbone = _load_backbone(weights, caches)
-            with _pixel_limit(max_pixels) as limit:
-                batches = _batches(share, backbone, device, batch_size, upright, limit)
-                broken = _fill(mine, batches, stamps, dtype)
-        for others in gather(broken):
-            broken = broken | others
-        if rank == 0:
-            parts = [_read_cache(part) for part in _partials(path)]
-            rows = rows | _rows_of(parts, key, stamps) | mine.rows
-            if rows:
-                _write_cache(whole._replace(rows=rows), dtype)
-            _remove(_partials(path))
-        gather("the cache is whole")
-        if rank > 0 and path.exists():
-            rows = _rows_of([_read_cache(path)], key, stamps)
+    share = {name: files[name] for name in todo[rank::common.processes()]}
+    mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
+    broken = {}
+    if todo:
+        if rank == 0:  # which alone downloads
+            backbone = _load_backbone(weights, caches)
+        common.gather("the weights are there")
+        if rank > 0:
+            backbone = _load_backbone(weights, caches)
+        with _pixel_limit(max_pixels) as limit:
+            batches = _batches(share, backbone, device, batch_size, upright, limit)
+            broken = _fill(mine, batches, stamps, dtype)
+    for others in common.gather(broken):
+        broken = broken | others
+    if rank == 0:
+        parts = [_read_cache(part) for part in _partials(path)]
+        rows = rows | _rows_of(parts, key, stamps) | mine.rows
+        if rows:
+            _write_cache(whole._replace(rows=rows), dtype)
+        _remove(_partials(path))
+    common.gather("the cache is whole")
+    if rank > 0 and path.exists():
+        rows = _rows_of([_read_cache(path)], key, stamps)
     return rows, broken, key, notes
 
 
@@ -853,9 +813,9 @@ def _remove(paths):
         path.unlink(missing_ok=True)
 
 
-def _check_shared(gather, dataset, todo):
+def _check_shared(dataset, todo):
     """OSError unless all processes see the same images and caches."""
-    sums = gather((len(todo), zlib.crc32("\n".join(todo).encode())))
+    sums = common.gather((len(todo), zlib.crc32("\n".join(todo).encode())))
     if len(set(sums)) > 1:
         counts = [f"{count:,}" for count, _ in sums]
         raise OSError(f"{dataset.folder}: the processes lack features of {', '.join(counts)} "
@@ -1029,9 +989,6 @@ def main(argv=None):
         respect_orientation=options.respect_orientation, skip_broken=options.skip_broken,
         dtype=np.float16 if options.half else None, cache=options.cache,
         max_pixels=options.max_pixels)
-    rank, _ = _rank()
-    if rank > 0:
-        return
     for note in dataset.notes[len(given.notes):]:
         print(note)
     shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())

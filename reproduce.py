@@ -182,7 +182,7 @@ def plan(name, seed, options, shared, settings, out):
     arguments = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
     if compared:
         command = baselines.main
-        defaults = baselines.DEFAULTS.get(name, {"other": baselines.TRAINING})
+        defaults = baselines.defaults(name)
         mask_from = out / "runs" / "full" / f"seed{seed}" / "best.pt"
         arguments += ["--feasibility", str(mask_from)]
     else:
@@ -234,25 +234,53 @@ def log_file(job):
 
 
 def train_missing(jobs):
-    """Do what is not done: ({run: {seed: what `load` gives}}, [jobs that failed])."""
+    """Do what is not done: ({run: {seed: what `load` gives}}, [jobs that failed]).
+
+    Of several processes each takes the next job when it is free, and works alone. The runs whose
+    feasibility masks the compared systems come first.
+    """
+    outcomes = {}  # number of a job -> (what was done, whether it failed)
+    for is_first in (True, False):
+        waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
+        own = {}
+        for turn in common.take_turns(len(waiting), f"first {is_first}"):
+            i = waiting[turn]
+            with common.alone():
+                own[i] = attempt(jobs[i])
+            report_outcome(jobs, i, own[i])
+        for others in common.gather(own):
+            outcomes |= others
+        for i in sorted(outcomes.keys() & set(waiting) - own.keys()):
+            report_outcome(jobs, i, outcomes[i])
     runs = {}
     failed = []
     for i, job in enumerate(jobs):
-        what = f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}"
-        try:
-            done = do(job)
-        except KeyboardInterrupt:
-            print("what is done is kept: the same reproduce.py command goes on from here",
-                  file=sys.stderr)
-            raise
-        except (Exception, SystemExit) as error:  # the others go on
+        if outcomes[i][1]:
             failed.append(job)
-            why = str(error).splitlines() or [type(error).__name__]
-            print(f"{what}: failed ({why[0]}), see {log_file(job)}", file=sys.stderr)
-            continue
-        runs.setdefault(job.name, {})[job.seed] = load(job.folder)
-        print(f"{what}: {done}", flush=True)
+        else:
+            runs.setdefault(job.name, {})[job.seed] = load(job.folder)
     return runs, failed
+
+
+def attempt(job):
+    """Do a job; (what was done, whether it failed). After a failure the others go on."""
+    try:
+        return do(job), False
+    except KeyboardInterrupt:
+        print("what is done is kept: the same reproduce.py command goes on from here",
+              file=sys.stderr)
+        raise
+    except (Exception, SystemExit) as error:
+        why = str(error).splitlines() or [type(error).__name__]
+        return f"failed ({why[0]}), see {log_file(job)}", True
+
+
+def report_outcome(jobs, number, outcome):
+    """A line on what `attempt` gave."""
+    done, has_failed = outcome
+    job = jobs[number]
+    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}", flush=True,
+          file=sys.stderr if has_failed else sys.stdout)
 
 
 def load(folder):
@@ -1185,7 +1213,17 @@ def main(argv=None):
     for name in ("model", "world", "device"):
         del settings[name]
     out = options.out or Path("runs", f"reproduce-{dataset.name}")
-    runs, failed = train_missing(plan_all(options, shared, settings, out))
+    jobs = plan_all(options, shared, settings, out)
+    common.check_shared(out)
+    runs, failed = train_missing(jobs)
+    if common.rank() == 0:
+        with common.alone():
+            report_all(prepared, out, runs, failed, argv, settings, options)
+
+
+def report_all(prepared, out, runs, failed, argv, settings, options):
+    """Write the report of what was trained, and name what failed. SystemExit 1 if a run did."""
+    dataset = prepared.dataset
     validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
     results = Results(
         out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),

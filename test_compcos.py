@@ -446,16 +446,19 @@ def test_every_switch_set_back_is_the_published_recipe():
     assert torch.equal(back, trained({}, dict(scale=20.0, margin=0.4, warmup=2)))
 
 
-def test_training_by_the_plain_loss_is_training_by_the_fused():
+@pytest.mark.parametrize("world", ["open", "closed"])
+def test_training_by_the_plain_loss_is_training_by_the_fused(world):
     """Three epochs; `--plain-loss` is where an edit of compcos_loss changes training."""
-    fused, plain = (
-        trained({}, dict(scale=20.0, margin=0.4, warmup=2, plain=plain)) for plain in (False, True)
-    )
+    settings = dict(world=world, scale=20.0, margin=0.4, warmup=2)
+    fused = trained({}, settings)
+    plain = trained({}, settings | dict(plain=True))
     torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
 
 
-def test_an_own_loss_is_live(monkeypatch):
-    """(a) of README's "Change it": another compcos_loss is what training minimises."""
+@pytest.mark.parametrize("world", ["open", "closed"])
+@pytest.mark.parametrize("mix_images", [0.0, 0.5])
+def test_an_own_loss_is_live(world, mix_images, monkeypatch):
+    """Another compcos_loss is what training minimises: in both worlds, by both recipes."""
     import compcos
 
     def smoothed(cosines, target, *, scale, **_):
@@ -463,9 +466,10 @@ def test_an_own_loss_is_live(monkeypatch):
             scale * cosines.flatten(1), target, label_smoothing=0.1
         )
 
-    before = trained({}, dict(plain=True))
+    settings = dict(world=world, mix_images=mix_images, plain=True)
+    before = trained({}, settings)
     monkeypatch.setattr(compcos, "compcos_loss", smoothed)
-    assert not torch.equal(before, trained({}, dict(plain=True)))
+    assert not torch.equal(before, trained({}, settings))
 
 
 def test_members_are_models_trained_apart():

@@ -3,16 +3,17 @@
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
 **What a model offers** (CompCos, its members and the compared systems alike; a model of your own
-needs no more):
+needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it before
+training.
 
 | name | is |
 | --- | --- |
-| `states`, `objects` | tensors with S and O rows; only their lengths and device are read here |
+| `states`, `objects` * | tensors with S and O rows; only their lengths and device are read here |
 | `loss(features (B, F), target (B,))` | the scalar that training minimises; targets are s * O + o |
-| `after_epoch(epoch)` | what changes from epoch to epoch, epoch = 1, 2, ... |
-| `compositions()` | what all images share in scoring, computed once for many images |
+| `after_epoch(epoch)` * | what changes from epoch to epoch, epoch = 1, 2, ... |
+| `compositions()` * | what all images share in scoring, computed once for many images; or None |
 | `score(features (B, F), compositions)` | (B, S, O), higher is better |
-| `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
+| `feasibility(seen (S, O))` * | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
 | `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
@@ -23,15 +24,21 @@ from step to step, and what changes from epoch to epoch is a tensor that `after_
 place (a Python number would stay as it was when recorded). `fit(..., eager=True)`, on the command
 line `--eager`, turns the recording off.
 
+**Several processes** (torchrun) train one model together when all call `fit`: each takes its share
+of every batch and of the images that are evaluated, so `loss` must be a mean over the batch. Inside
+`common.alone()` a process trains for itself.
+
 Shapes: N images, B images of a batch, F features, S states, O objects, C = S*O compositions, (s, o)
 at s * O + o.
 """
 
 import csv
 import math
+import platform
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -80,9 +87,11 @@ def sweep(model, features, target, seen, candidates, *, save=None):
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen
     candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
-    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores.
+    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores; of
+    several processes each scores its share of the images, and then `save` is not for them.
     """
     was_training = model.training
+    features = features[common.share(len(features))]
     device = features.device
     model.eval()
     seen_columns = torch.as_tensor(np.flatnonzero(seen), device=device)
@@ -104,7 +113,9 @@ def sweep(model, features, target, seen, candidates, *, save=None):
         check_finite(rows[name][-1][0] if rows[name] else None)
     result = {}
     for name, mask in candidates.items():
-        kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
+        columns = [torch.cat(column).cpu().numpy() for column in zip(*rows[name])]
+        shares = [share for share in common.gather(columns) if share]
+        kept = tuple(np.concatenate(column) for column in zip(*shares))
         swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
         swept.update_kept(*(column[:, None] for column in kept), target)
         result[name] = (swept, kept)
@@ -166,20 +177,46 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
     that it adds to.
 
-    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`.
+    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`. Of
+    several processes each takes its part of the images, and `total` the losses of these.
     """
-    total = torch.zeros((), device=features.device)
+    total = torch.zeros((), device=features.device, dtype=features.dtype)
+    parameters = list(model.parameters())
+    processes = common.processes()
+    rank = common.rank()
 
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        loss = model.loss(features[index], targets[index])
+        own = index
+        if processes > 1:
+            own = index[rank::processes]
+            # Without an image it goes through the step with another's, at the weight 0.
+            share = len(own) / len(index)
+            own = own if share else index[:1]
+        loss = model.loss(features[own], targets[own])
+        if processes > 1:
+            loss = loss * share  # the sum over the processes is the mean over the batch
         loss.backward()
+        if processes > 1:
+            add_up_gradients(parameters)
         optimizer.step()
         total.add_(loss.detach() * len(index))
 
     if features.device.type != "cuda" or eager:
         return step, total
     return captured(step), total
+
+
+@torch.no_grad()
+def add_up_gradients(parameters):
+    """Put into each gradient its sum over the processes, by one message for all of them."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    with common.group() as distributed:
+        distributed.all_reduce(flat)
+    sums = flat.split([gradient.numel() for gradient in gradients])
+    sums = [part.view_as(gradient) for part, gradient in zip(sums, gradients)]
+    torch._foreach_copy_(gradients, sums)
 
 
 def captured(step):
@@ -190,6 +227,8 @@ def captured(step):
     side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
     graphs = {}                 # length of a batch -> (graph, the index that it reads)
     warm_up_steps = 0
+    # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
+    mode = "thread_local" if common.processes() > 1 else "global"
 
     def run(index):
         nonlocal warm_up_steps
@@ -205,7 +244,7 @@ def captured(step):
         if len(index) not in graphs:
             graph = torch.cuda.CUDAGraph()
             static_index = index.clone()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode=mode):
                 step(static_index)
             graphs[len(index)] = (graph, static_index)
         graph, static_index = graphs[len(index)]
@@ -227,41 +266,84 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     brought nothing better. An epoch is `passes` over the images. Returns the history, a list of
     {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a loss that
     is not finite. However it ends, `out/last.pt` holds the last whole epoch.
+
+    Several processes train the model together, with the same arguments; the first one writes.
+    ConnectionError: one of them has ended.
     """
     check_training(model, features, targets, epochs, batch_size)
     state = load_last(out, settings, epochs) if resume else None
     run = Run(model, lr, weight_decay, average, features.device)
     if state:
         continue_run(run, state, out)
+    agree(run, out)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, eager=eager)
-    saved_at = time.monotonic()
+    with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
+        train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
+                     epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
+                     is_stopping=is_stopping)
+    run.take_best()
+    return run.history
+
+
+@contextmanager
+def last_epoch_kept(run, out, settings):
+    """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        for epoch in range(run.epoch + 1, epochs + 1):
-            if patience and epoch - 1 - run.best_epoch >= patience:
-                break
-            started = time.monotonic()
-            loss = train_epoch(model, step, total, len(features), size, seed, epoch, run.average,
-                               passes)
-            model.after_epoch(epoch)
-            value = run.validate(validate)
-            seconds = time.monotonic() - started
-            run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
-            announce(run, epochs)
-            if time.monotonic() - saved_at > SAVE_SECONDS:
-                run.save(out, settings)
-                saved_at = time.monotonic()
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, ConnectionError) as error:
         kept = "no epoch was finished"
         if run.epoch:
             kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
-        raise KeyboardInterrupt(f"stopped: {kept}") from None
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else error
+        raise type(error)(f"{why}: {kept}") from None
     finally:
         if run.epoch > first:
             run.save(out, settings)
-    run.take_best()
-    return run.history
+
+
+def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
+                 settings, is_stopping):
+    """The epochs of `fit`, with `count` images in batches of `size`; last.pt is written now and
+    then. KeyboardInterrupt: `is_stopping()`."""
+    saved_at = time.monotonic()
+    for epoch in range(run.epoch + 1, epochs + 1):
+        if patience and epoch - 1 - run.best_epoch >= patience:
+            break
+        started = time.monotonic()
+        loss = train_epoch(run.model, step, total, count, size, seed, epoch, run.average, passes)
+        run.model.after_epoch(epoch)
+        value = run.validate(validate)
+        seconds = time.monotonic() - started
+        run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
+        announce(run, epochs)
+        if time.monotonic() - saved_at > SAVE_SECONDS:
+            run.save(out, settings)
+            saved_at = time.monotonic()
+        if is_stopping():
+            raise KeyboardInterrupt
+
+
+def agree(run, out):
+    """Let all processes begin with the first one's numbers.
+
+    OSError: not all have read last.pt. ValueError: two are on one GPU.
+    """
+    device = run.model.states.device
+    epochs = common.gather(run.epoch)
+    if len(set(epochs)) > 1:
+        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: "
+                      "--out needs a folder that all machines share")
+    places = common.gather((platform.node(), str(device)))
+    if device.type == "cuda" and len(set(places)) < len(places):
+        raise ValueError(f"the processes are on {places}, by rank: to train one model each needs a "
+                         "GPU of its own; start as many as there are GPUs, without a number in "
+                         "--device")
+    if len(epochs) > 1:
+        with common.group() as distributed:
+            for tensor in run.live():
+                distributed.broadcast(tensor.detach(), 0)
 
 
 class Run:
@@ -343,6 +425,8 @@ class Run:
         back to that epoch."""
         tensors, steps = self.snapshot
         torch._foreach_copy_([tensor.detach() for tensor in self.live()], tensors)
+        if common.rank() > 0:
+            return
         names = list(self.model.state_dict())
         best = dict(epoch=self.best_epoch, value=self.best_value, model=dict(zip(names, self.best)))
         state = dict(epoch=self.epoch, model=self.model.state_dict(),
@@ -377,6 +461,39 @@ def check_training(model, features, targets, epochs, batch_size):
                          f"O + o, 0 to {count - 1}")
 
 
+OFFERED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",
+           "config")
+
+
+@torch.no_grad()
+def check_model(model, features, seen):
+    """ValueError where a model does not keep the contract at the head of this file.
+
+    features (N, F) on the model's device, of which two images are scored; seen (S, O) bool.
+    """
+    name = type(model).__name__
+    lacking = [offer for offer in OFFERED if not hasattr(model, offer)]
+    if lacking:
+        raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
+                         f"{', '.join(OFFERED)}, as the head of train.py says; a subclass of "
+                         "baselines.Compared needs only loss, score and config")
+    primitives = (len(model.states), len(model.objects))
+    if primitives != seen.shape:
+        raise ValueError(f"{name} has {primitives[0]} states and {primitives[1]} objects: expected "
+                         f"{seen.shape[0]} and {seen.shape[1]}, as its word vectors have rows")
+    was_training = model.training
+    model.eval()
+    scores = model.score(features[:2], model.compositions())
+    model.train(was_training)
+    expected = (len(features[:2]), *seen.shape)
+    if tuple(scores.shape) != expected:
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for {expected[0]} images: "
+                         f"expected (B, S, O), here {expected}")
+    rho = np.shape(model.feasibility(seen))
+    if rho != seen.shape:
+        raise ValueError(f"{name}.feasibility gives {rho}: expected (S, O), here {seen.shape}")
+
+
 def adam(model, lr, weight_decay, device):
     """Adam over the model's parameters, ready for a captured step on CUDA."""
     groups = model.parameters()
@@ -389,20 +506,36 @@ def adam(model, lr, weight_decay, device):
 def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
     """Passes over `count` images in batches of `size`, in orders that (seed, epoch) gives; the mean
     loss."""
-    torch.manual_seed((seed << 20) + epoch)
+    order = draw_order(count, passes, seed, epoch).to(total.device)
     model.train()
     total.zero_()
-    # the passes follow one another without a short batch between them
-    order = torch.cat([torch.randperm(count) for _ in range(passes)]).to(total.device)
     for start in range(0, len(order), size):
         step(order[start:start + size])
         if average is not None:
             average.update()
+    if common.processes() > 1:
+        with common.group() as distributed:
+            distributed.all_reduce(total)
     mean = float(total) / len(order)
     if not math.isfinite(mean):
         raise ValueError(f"the loss is {mean} in epoch {epoch}: lower --lr or --scale, or look "
                          "for outliers in the features")
     return mean
+
+
+def draw_order(count, passes, seed, epoch):
+    """The images of an epoch, (count * passes,), in the order that (seed, epoch) gives; what else
+    the epoch draws is seeded.
+
+    The passes follow one another without a short batch between them. Several processes draw one
+    order, but dropout and mixed images of their own.
+    """
+    torch.manual_seed((seed << 20) + epoch)
+    order = torch.cat([torch.randperm(count) for _ in range(passes)])
+    if common.processes() > 1:
+        own = np.random.SeedSequence([seed, epoch, common.rank()])
+        torch.manual_seed(int(own.generate_state(1, np.uint64)[0]))
+    return order
 
 
 def announce(run, epochs):
@@ -447,7 +580,7 @@ def continue_run(run, state, out):
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
                          f"{why}): "
                          "leave --resume out, or give another --out") from None
-    if run.history:
+    if run.history and common.rank() == 0:
         write_log(out, run.history)
 
 
