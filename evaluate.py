@@ -384,6 +384,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         raise ValueError("feasibility and thresholds must be numbers, got no threshold")
     if np.isnan(feasibility).any() or np.isnan(thresholds).any():
         raise ValueError("feasibility and thresholds must be numbers, got nan")
+    if gather is not None and not callable(gather):
+        raise ValueError(f"gather must be a function or None, got {_in_words(gather)}")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
     levels = _levels(whole, feasibility, steps)
 

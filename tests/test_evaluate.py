@@ -1084,6 +1084,8 @@ def test_wrong_types_are_named():
             threshold_sweep(blocks, SEEN, np.zeros(2), [0.5])
     with pytest.raises(ValueError, match="thresholds"):
         threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), ["a"])
+    with pytest.raises(ValueError, match="gather must be a function"):
+        threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), [0.5], gather=3)
 
 
 def test_update_kept_refuses_a_column_twice():
