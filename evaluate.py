@@ -1123,10 +1123,13 @@ def _write_whole(path, write):
 
 
 def _sweep_of_files(files, topk):
-    """The BiasSweep of saved arrays."""
+    """The BiasSweep of saved arrays; a ValueError about these names the files."""
     scores, target, arrays = load(files)
-    sweep = BiasSweep(**arrays, topk=topk)
-    sweep.update(scores, target)
+    try:
+        sweep = BiasSweep(**arrays, topk=topk)
+        sweep.update(scores, target)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(files)}: {error}") from None
     return sweep
 
 
