@@ -10,6 +10,7 @@ import io
 import os
 import re
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -165,26 +166,73 @@ def writing(path, mode="w", **options):
 def write_whole(path, contents):
     """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
     path = Path(path)
-    clear_parts(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    clear_parts(path.parent, path.name)
+    part = part_of(path)
     try:
-        with open(part, "wb") as file:
-            file.write(contents)
-        os.replace(part, path)
+        part.touch()
+        with held(part):
+            part.write_bytes(contents)
+            os.replace(part, path)
     except OSError as error:
         raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
 
-def clear_parts(path):
-    """Remove `.part` files of `path` that dead processes left an hour ago or earlier."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+def part_of(path):
+    """A new name beside `path` for what is to become `path`; no other process has it."""
+    return Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}.part")
+
+
+def clear_parts(folder, name=None):
+    """Remove the `.part` files and folders that dead processes left in a folder (of one name)."""
+    start = "*" if name is None else glob.escape(name)
+    for part in Path(folder).glob(f".{start}.{16 * '[0-9a-f]'}.part"):
         try:
-            if time.time() - part.stat().st_mtime > STALE_SECONDS:
-                part.unlink()
+            if is_abandoned(part):
+                remove(part)
         except OSError:
             pass  # another process was faster
+
+
+def remove(part):
+    """Remove a file, or a folder with all that is in it."""
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink()
+
+
+def is_abandoned(part):
+    """Whether nobody holds a `.part`; where that cannot be seen, whether it is an hour old.
+
+    A file or folder without content may be just about to be held.
+    """
+    is_empty = not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
+    if not is_empty:
+        try:
+            with held(part) as can_be_seen:
+                if can_be_seen:
+                    return True
+        except BlockingIOError:
+            return False
+    return time.time() - part.stat().st_mtime > STALE_SECONDS
+
+
+@contextmanager
+def held(part):
+    """Hold a `.part` file or folder while it is filled, so that others see that this process lives.
+
+    Yields whether they can see it: some systems have no such locks. BlockingIOError: it is held.
+    """
+    if os.name == "nt":  # where what is held could be neither written nor renamed
+        yield False
+        return
+    handle = os.open(part, os.O_RDONLY)
+    try:
+        yield take_lock(handle)
+    finally:
+        os.close(handle)
 
 
 def reserve(path, size):
@@ -207,32 +255,41 @@ def reserve(path, size):
 def lock(folder):
     """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
 
-    The lock is the operating system's, on the file `.lock`, and ends with the process.
+    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
+    file system has no locks, a warning says so.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / ".lock", "a+b")
-    try:
-        take_lock(file)
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise ValueError(f"another run writes into {folder}: wait for it, or give another "
-                         "--out") from None
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def take_lock(file):
-    """Lock an open file, or OSError at once."""
-    if os.name == "nt":
-        import msvcrt
+    with open(folder / ".lock", "a+b") as file:
         file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        return
-    import fcntl
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            is_locked = take_lock(file.fileno())
+        except BlockingIOError:
+            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
+                             "--out") from None
+        if not is_locked:
+            warnings.warn(f"the file system of {folder} has no locks: see yourself that no other "
+                          "run writes there", stacklevel=3)
+        yield
+
+
+def take_lock(handle):
+    """Lock an open file, of which a number tells; whether there are such locks. BlockingIOError:
+    another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except PermissionError as error:  # as Windows says that another process has it
+        raise BlockingIOError(error.errno, error.strerror) from None
+    except OSError:  # no locks, or not for this kind of file
+        return False
+    return True
 
 
 # ---- several processes ----

@@ -170,8 +170,8 @@ def one_trial(folder, epochs, seconds, chance, whole):
         name = chance.choice(list(STATUSES))
         moment = chance.uniform(0.1 * seconds, seconds)
         status, where = kill_once(folder, epochs, name, moment, bool(kills))
-        if status == 0:
-            where = "after the end"
+        if status == 0:  # the signal came too late
+            break
         kills.append((name, where))
         wrong += check_kill(folder, name, status)
         is_again = chance.random() < 0.5

@@ -149,12 +149,65 @@ def test_a_full_disk_names_the_file_and_keeps_the_old(tmp_path, monkeypatch):
 
 
 def test_parts_of_dead_processes_are_cleared(tmp_path):
-    old, fresh = tmp_path / ".log.csv.1.aaaa.part", tmp_path / ".log.csv.1.bbbb.part"
-    for part in (old, fresh):
-        part.write_text("half")
-    os.utime(old, (0, 0))
-    common.write_whole(tmp_path / "log.csv", b"whole")
-    assert not old.exists() and fresh.exists() and (tmp_path / "log.csv").read_text() == "whole"
+    """Whatever their age; those of a living process, and those of a download, stay."""
+    path = tmp_path / "log.csv"
+    dead = common.part_of(path)
+    dead.write_text("half")
+    living = common.part_of(path)
+    living.write_text("half")
+    download = tmp_path / ".log.csv.0123abcd.part"
+    download.write_text("half")
+    writer = script(
+        """
+        with common.held(sys.argv[1]):
+            print("held", flush=True)
+            time.sleep(60)""",
+        living,
+    )
+    try:
+        assert writer.stdout.readline() == "held\n"
+        common.write_whole(path, b"whole")
+        assert path.read_text() == "whole" and not dead.exists()
+        assert living.exists() and download.exists()
+    finally:
+        writer.kill()
+        writer.communicate()
+    common.clear_parts(tmp_path)
+    assert not living.exists() and download.exists()
+
+
+def test_parts_where_nobody_can_be_seen_are_cleared_after_an_hour(tmp_path, monkeypatch):
+    """An empty one, too: its process may be about to hold it."""
+    monkeypatch.setattr(common, "take_lock", lambda handle: False)
+    for content in (b"half", b""):
+        old = common.part_of(tmp_path / "log.csv")
+        fresh = common.part_of(tmp_path / "log.csv")
+        for part in (old, fresh):
+            part.write_bytes(content)
+        os.utime(old, (0, 0))
+        common.clear_parts(tmp_path)
+        assert not old.exists() and fresh.exists()
+
+
+def test_names_of_parts_do_not_rest_on_the_process(tmp_path):
+    """In containers every process has the number 1."""
+    first = common.part_of(tmp_path / "log.csv")
+    assert first != common.part_of(tmp_path / "log.csv") and str(os.getpid()) not in (
+        first.name.split(".")
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_costs_a_warning(number, tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="has no locks"), common.lock(tmp_path):
+        common.write_whole(tmp_path / "log.csv", b"whole")
+    assert (tmp_path / "log.csv").read_text() == "whole"
 
 
 def test_room_is_reserved_or_nothing_is_left(tmp_path, monkeypatch):
