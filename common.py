@@ -101,7 +101,10 @@ def is_terminal(stream):
 
 
 def write_quietly(stream, text):
-    """Write and flush; a stream that is closed, or whose reader is gone, must not end the work."""
+    """Write as it is and flush; a stream that is closed, or whose reader is gone, must not end the
+    work."""
+    if isinstance(stream, Forgiving):
+        stream = stream.stream
     try:
         stream.write(text)
         stream.flush()
@@ -110,15 +113,15 @@ def write_quietly(stream, text):
 
 
 def printable(text):
-    r"""Text whose control characters are written out: a file's name cannot send commands to a
-    terminal.
+    r"""Text whose control characters are written out, but for the ends of lines: a file's name
+    cannot send commands to a terminal.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
     characters = []
     for character in str(text):
-        if character.isprintable() or character == " ":
+        if character.isprintable() or character == "\n":
             characters.append(character)
         else:
             characters.append(character.encode("unicode_escape").decode())
@@ -518,8 +521,7 @@ def is_out_of_memory(error):
 
 def say(text):
     """A line on stderr, whatever became of it."""
-    lines = [printable(line) for line in str(text).split("\n")]
-    write_quietly(sys.stderr, "\n".join(lines) + "\n")
+    write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
 @contextmanager
@@ -548,15 +550,24 @@ def signals_as_interrupts(received):
 
 
 class Forgiving:
-    """A text stream that goes on when its reader has gone; all else is the stream's own."""
+    """A text stream that goes on when its reader has gone, and takes no commands to the terminal.
+
+    So no name of a file, a state or an object has to be looked at where it is printed. All else is
+    the stream's own.
+    """
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text):
-        """Write what can be written."""
-        write_quietly(self.stream, text)
+        """Write what can be written, printable."""
+        write_quietly(self.stream, printable(text))
         return len(text)
+
+    def writelines(self, lines):
+        """Write each."""
+        for line in lines:
+            self.write(line)
 
     def flush(self):
         """Flush what can be flushed."""

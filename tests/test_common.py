@@ -281,8 +281,72 @@ def test_odd_terminals_end_nothing():
 
 
 def test_names_cannot_command_a_terminal(capsys):
-    common.say("broken: a\x1b[2J.png")
-    assert capsys.readouterr().err == "broken: a\\x1b[2J.png\n"
+    common.say("broken: a\x1b[2J.png\nand others")
+    assert capsys.readouterr().err == "broken: a\\x1b[2J.png\nand others\n"
+
+
+def test_no_print_or_error_of_a_script_commands_a_terminal():
+    """Wherever a name gets in: a print, a warning, argparse's and a script's errors."""
+    program = r"""
+        import argparse, warnings
+        @common.command
+        def main(argv=None):
+            name = "a\x1b[2J\r\u202e.png"
+            parser = argparse.ArgumentParser()
+            print(name, 1, flush=True)
+            sys.stdout.writelines([name, "\n"])
+            warnings.warn(name)
+            with common.Progress(name) as progress:
+                progress.shown -= 100
+                progress.update(1, note=name)
+            if argv:
+                parser.parse_args([name])
+            raise ValueError(name)
+        main(sys.argv[1:])"""
+    for arguments in ([], ["argparse"]):
+        process = script(program, *arguments)
+        out, error = process.communicate(timeout=30)
+        shown = "a\\x1b[2J\\r\\u202e.png"
+        assert process.returncode == 2
+        assert out == f"{shown} 1\n{shown}\n"
+        assert error.count(shown) == 4 and (out + error).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_every_script_helps_in_any_encoding(encoding):
+    program = """
+        for name in sys.argv[1:]:
+            module = __import__(name)
+            main = module.main
+            if name in ("evaluate", "feasibility"):
+                main = common.command(main)
+            try:
+                main(["--help"])
+            except SystemExit as end:
+                assert end.code == 0, name"""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in HERE.parent.glob("*.py")}
+    names = [name for name, text in texts.items() if "def main(argv=None)" in text]
+    assert len(names) >= 9
+    environment = dict(os.environ, PYTHONIOENCODING=encoding)
+    process = script(program, *names, env=environment)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0 and not error
+    assert out.count("usage: ") == len(names)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "feasibility"])
+def test_scripts_that_stand_alone_do_so(name, tmp_path):
+    """Beside common.py they take its care of terminals; a copy works without it."""
+    text = (HERE.parent / f"{name}.py").read_text(encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    missing = "none\x1b[2J.npz"
+    arguments = [missing] if name == "evaluate" else ["--pairs", missing, "--vectors", "x"]
+    for folder in (tmp_path, HERE.parent):
+        process = subprocess.run(
+            [sys.executable, folder / f"{name}.py", *arguments], capture_output=True, text=True
+        )
+        assert process.returncode == 2 and process.stderr.startswith("error: ")
+    assert "\x1b" not in process.stderr and "none\\x1b[2J.npz" in process.stderr
 
 
 def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
