@@ -2,7 +2,7 @@
 `python baselines.py --model leplus|aop|tmn|symnet|apart`.
 
 Each keeps the contract of a model that `train.py` states. A model of your own is one class and one
-line, `baselines.MODELS["mine"] = Mine`; it is made as `Mine(state_vectors, object_vectors,
+line, `baselines.MODELS["mine"] = Mine` (README has one, "Change it"); it is made as `Mine(state_vectors, object_vectors,
 feature_dim, seen, **its own settings)`, these from `DEFAULTS["mine"]` if there is such an entry.
 
 Shapes: B images, F features, S states, O objects, C = S*O compositions, (s, o) at s*O + o, P of
@@ -37,6 +37,7 @@ from train import primitive_vectors
 class Compared(nn.Module):
     """The part of train.py's contract that all systems here have in common.
 
+    A model of your own, too, may begin with it: what is left is `loss`, `score` and `config`.
     `states` (S,D) and `objects` (O,D) begin as the word vectors, and are trained or fixed.
     ValueError: vectors of other shapes or not finite.
     """
@@ -54,6 +55,9 @@ class Compared(nn.Module):
 
     def after_epoch(self, epoch):
         """Nothing changes from epoch to epoch."""
+
+    def compositions(self):
+        """Nothing that all images share in scoring."""
 
     def feasibility(self, seen):
         """ρ (S,O) of the word vectors (Eq. 3-5), a NumPy array; seen (S,O) bool.
@@ -671,9 +675,6 @@ class Apart(Compared):
         return (F.cross_entropy(self.to_state(features), state)
                 + F.cross_entropy(self.to_object(features), object_))
 
-    def compositions(self):
-        """Nothing is shared."""
-
     def score(self, features, compositions=None):
         """(B,F) -> (B,S,O): log softmax(states)_s + log softmax(objects)_o."""
         features = self.standardise(features)
@@ -699,8 +700,9 @@ def choose_weight_decay(build, prepared):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            history, _ = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
-                                             out=Path(folder), resume=False, eager=False)
+            history, _ = experiment.train_model(build(), arrays, prepared.dataset,
+                                                settings=settings, out=Path(folder), resume=False,
+                                                eager=False)
         return max(row["validation"] for row in history)
 
     best = dict(common.spread(WEIGHT_DECAYS, validation))

@@ -345,30 +345,39 @@ def time_recipe(recipe, members, device):
     import compcos
     import experiment
 
-    dataset, features = made_up_fashion()
+    prepared = prepare_recipe(recipe, members, device)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        experiment.one_seed(lambda: compcos.make_model(prepared), prepared.dataset,
+                            prepared.features, settings=prepared.settings, device=device,
+                            out=Path(out), resume=False, save_scores=False)
+    wait(device)
+    return time.perf_counter() - start, prepared.settings["epochs"]
+
+
+def prepare_recipe(recipe, members, device, divisor=1):
+    """What `experiment.prepare` would give of a recipe at fashion's size; with a divisor of part of
+    the images and, on a CPU, of the epochs."""
+    import compcos
+    import experiment
+
+    dataset, features = made_up_fashion(divisor)
     settings = compcos.defaults(recipe)["utzappos"] | dict(
         model="compcos", members=members, seed=0, world="open", mask="published")
     settings.pop("vectors")
     experiment.steps_to_epochs(settings, len(features["train"]))
     settings["patience"] = None  # nothing is learnt here, and all the epochs are to be timed
     if device.type == "cpu":
-        settings["epochs"] //= 10
+        settings["epochs"] = max(1, settings["epochs"] // (10 * divisor))
     state_count = len(dataset.states)
     vectors = np.random.default_rng(0).normal(size=(state_count + len(dataset.objects), 100))
-    prepared = experiment.Prepared(dataset, features, vectors[:state_count],
-                                   vectors[state_count:], device, settings, None)
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as out:
-        experiment.one_seed(lambda: compcos.make_model(prepared), dataset, features,
-                            settings=settings, device=device, out=Path(out), resume=False,
-                            save_scores=False)
-    wait(device)
-    return time.perf_counter() - start, settings["epochs"]
+    return experiment.Prepared(dataset, features, vectors[:state_count], vectors[state_count:],
+                               device, settings, None)
 
 
-def made_up_fashion():
+def made_up_fashion(divisor):
     """A Dataset of 36 x 71 compositions, 490 seen and 130 and 165 unseen ones in validation and
-    test, and as many random features as fashion has."""
+    test, and as many random features as fashion has, over `divisor`."""
     import data
 
     random = np.random.default_rng(0)
@@ -381,6 +390,7 @@ def made_up_fashion():
     targets = {}
     features = {}
     for phase, size in sizes.items():
+        size //= divisor
         pairs[phase] = np.stack(np.divmod(np.sort(shown[phase]), O), axis=1)
         images[phase] = [f"{phase}{i}.jpg" for i in range(size)]
         targets[phase] = random.choice(shown[phase], size)
@@ -659,17 +669,16 @@ class Sizes(NamedTuple):
     """How much work `time_processes` does."""
 
     photos: int
-    images: int      # of the run that is like one on fashion: 36 x 71, of which 785 occur
-    options: str     # of compcos.py, for this run
+    divisor: int     # of the images of a run at fashion's size
+    members: int     # of that run
     states: int      # of the large vocabulary
     objects: int
     batch: int
     steps: int       # an epoch
 
 
-# A patience of 40 epochs: both sides train as long.
-ON_GPU = Sizes(32_768, 19_877, "--patience 40", 2000, 5000, 512, 100)
-ON_CPU = Sizes(192, 3_000, "--members 1 --epochs 2", 200, 500, 64, 3)
+ON_GPU = Sizes(32_768, 1, 4, 2000, 5000, 512, 100)
+ON_CPU = Sizes(192, 10, 1, 200, 500, 64, 3)
 WORTH = 1.2  # times as fast, from which on a second GPU is worth it
 
 
@@ -710,22 +719,28 @@ def time_processes(repeat):
         folder = Path(common.gather(own)[0])
         if common.rank() == 0:
             write_photo_dataset(folder / "photos", sizes.photos)
-            write_fashion_like(folder / "fashion", sizes.images)
-        common.gather("the data are there")
+        common.gather("the photos are there")
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             work = f"extraction of {sizes.photos:,} photos"
-            seconds[work] = time_extraction(folder, device, repeat)
-            for seeds in (4, 1):
-                work = f"{seeds} seeds of a run of fashion's size" if seeds > 1 else \
-                    "one seed of it"
-                seconds[work] = time_seeds(folder, sizes, seeds, repeat)
+            seconds[work] = told(work, time_extraction(folder, device, repeat))
+            seconds["four seeds at fashion's size"] = time_seeds(folder, sizes, 4, device, repeat)
+            seconds["one seed of it"] = time_seeds(folder, sizes, 1, device, repeat)
         work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
                 f"{sizes.batch}, {sizes.steps} steps")
-        seconds[work] = time_large(sizes, device, repeat)
+        seconds[work] = told(work, time_large(sizes, device, repeat))
         common.gather("all is done")
     if common.rank() == 0:
         print(json.dumps(seconds))
     common.leave_group()
+
+
+def told(work, seconds):
+    """`seconds`, after a line on stderr by the first process: how far a long benchmark is."""
+    import common
+
+    if common.rank() == 0:
+        print(f"{common.processes()} processes, {work}: {seconds:.2f} s", file=sys.stderr)
+    return seconds
 
 
 def median_together(function, device, repeat):
@@ -746,14 +761,6 @@ def median_together(function, device, repeat):
     return sorted(taken[1:])[repeat // 2]
 
 
-def write_table(folder, rows):
-    """images.csv of a dataset: rows of (image, state, object, split)."""
-    with open(folder / "images.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "state", "object", "split"])
-        writer.writerows(rows)
-
-
 def write_photo_dataset(folder, count):
     """A dataset of photos, many under several names, and a ResNet-18's made-up parameters."""
     import features
@@ -764,7 +771,10 @@ def write_photo_dataset(folder, count):
         os.link(path, folder / "images" / f"{number}.jpg")
         split = ("train", "train", "val", "test")[number % 4]
         rows.append([f"{number}.jpg", f"s{number % 4}", f"o{number // 4 % 4}", split])
-    write_table(folder, rows)
+    with open(folder / "images.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "state", "object", "split"])
+        writer.writerows(rows)
     torch.manual_seed(0)
     torch.save(features.resnet18().state_dict(), folder / "weights.pth")
 
@@ -785,39 +795,20 @@ def time_extraction(folder, device, repeat):
     return median_together(extract, device, repeat)
 
 
-def write_fashion_like(folder, count):
-    """A dataset with features, of the size of the fashion data, which can be learnt."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    S, O = 36, 71
-    occurring = random.permutation(S * O)[:785]
-    allowed = dict(train=occurring[:490], val=occurring[:620],
-                   test=np.concatenate([occurring[:490], occurring[620:]]))
-    splits = random.choice(["train", "val", "test"], count, p=[0.6, 0.2, 0.2])
-    targets = np.array([random.choice(allowed[split]) for split in splits])
-    states = targets // O
-    objects = targets % O
-    made = random.normal(size=(S, 512))[states] + random.normal(size=(O, 512))[objects]
-    made += 4 * random.normal(size=made.shape)
-    names = [f"{number}.jpg" for number in range(count)]
-    write_table(folder, zip(names, map("s{}".format, states), map("o{}".format, objects), splits))
-    np.savez(folder / "made.npz", files=names, features=made.astype(np.float32))
-
-
-def time_seeds(folder, sizes, seeds, repeat):
-    """Seconds of compcos.py with so many seeds, reading included, without the start of Python."""
+def time_seeds(folder, sizes, seeds, device, repeat):
+    """Seconds of the strong recipe with so many seeds at fashion's size."""
     import compcos
-    from features import pick_device
+    import experiment
 
-    given = folder / "fashion"
-    fixed = ["--dataset", str(given), "--features", str(given / "made.npz"), "--vectors", "random",
-             "--out", str(folder / f"runs{seeds}"), *sizes.options.split()]
-    numbers = [str(seed) for seed in range(seeds)]
+    prepared = prepare_recipe("strong", sizes.members, device, sizes.divisor)
 
     def train(number):
-        compcos.main.__wrapped__([*fixed, "--seed", *numbers])
+        experiment.experiment(
+            lambda: compcos.make_model(prepared), prepared.dataset, prepared.features,
+            settings=prepared.settings, seeds=list(range(seeds)), device=device,
+            out=folder / f"runs{seeds}", splits=True)
 
-    return median_together(train, pick_device(), repeat)
+    return median_together(train, device, repeat)
 
 
 def time_large(sizes, device, repeat):

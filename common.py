@@ -1,6 +1,6 @@
 """What every script needs and no paper describes: progress on stderr, errors without tracebacks,
-whole files or none, one run a folder. It has no command line: `python compcos.py` is where to
-begin.
+whole files or none, one run a folder, work spread over several processes. It has no command line:
+`python compcos.py` is where to begin.
 """
 
 import datetime
@@ -341,15 +341,17 @@ def group():
             raise
         reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
         reason = re.split(r"\. |\n", reason)[0][:160]
-        raise ConnectionError(f"another process has ended ({reason})") from None
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason})") from None
 
 
 def gather(value):
     """What each process gave, a list in order of rank. All wait for the last one."""
-    values = [value] * processes()
-    if len(values) > 1:
-        with group() as distributed:
-            distributed.all_gather_object(values, value)
+    if processes() == 1:
+        return [value]
+    values = [None for _ in range(processes())]
+    with group() as distributed:
+        distributed.all_gather_object(values, value)
     return values
 
 

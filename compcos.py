@@ -81,7 +81,13 @@ class CompCos(nn.Module):
 
     def forward(self, features):
         """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix
-        is made."""
+        is made; plus the prior, where one was set.
+
+        For images of unit length the cosines lie in [-1, 1] in evaluation mode. Where the halves of
+        φ(s, o) are nearly opposite, ε = |a_s + b_o| / |a_s| being small, float32 leaves an error of
+        about 2e-7 / ε, so 0.2 at ε = 1e-6: as much as that of the plain form, whose sum cancels
+        alike. In training mode a cosine may lie outside [-1, 1] by this error.
+        """
         return self.score(features, self.compositions())
 
     def compositions(self):
@@ -103,6 +109,8 @@ class CompCos(nn.Module):
         `compositions()`; and the prior, where one was set."""
         by_state, by_object = self.halves(features, compositions)
         scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+        if self.config["unit_images"] and not self.training:
+            scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         if self.prior is not None:
             scores += self.prior
         return scores
@@ -320,13 +328,22 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     if counts is not None:
         counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
-    logits = logits.flatten(1)  # (B, C)
-    if mixed is None:
-        return nnf.cross_entropy(logits, target)
-    second, share = mixed
-    first_loss = nnf.cross_entropy(logits, target, reduction="none")
-    second_loss = nnf.cross_entropy(logits, second, reduction="none")
-    return (share * first_loss + (1 - share) * second_loss).mean()
+    return mean_loss(logits.flatten(1), target, mixed)
+
+
+def image_losses(logits, target):
+    """The loss of each image (B,): logits (B, C), of which those of the truths, target (B,), should
+    be the greatest. Here the cross-entropy of Eq. 2 and 7."""
+    return nnf.cross_entropy(logits, target, reduction="none")
+
+
+def mean_loss(logits, target, mixed=None):
+    """The mean of `image_losses` over a batch; `mixed` as in `compcos_loss`."""
+    losses = image_losses(logits, target)
+    if mixed is not None:
+        second, share = mixed
+        losses = share * losses + (1 - share) * image_losses(logits, second)
+    return losses.mean()
 
 
 def _penalty(seen, margin, dtype):
@@ -431,8 +448,8 @@ class TrainingLoss(nn.Module):
     closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch;
     after each epoch ρ comes from the present embeddings and α grows linearly to `margin` at epoch
     `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains by `compcos_loss` as it
-    stands instead of the fused form: the numbers are the same up to rounding, so this is where to
-    try a loss of your own.
+    stands, in both worlds, instead of the faster forms: the numbers are the same up to rounding, so
+    this is where to try a loss of your own.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -492,11 +509,11 @@ class TrainingLoss(nn.Module):
         mixed = None
         if self.mix_images:
             features, *mixed = mix_batch(features, target, self.mix_images)
-        if self.world == "closed":
-            return self.closed(model, features, target, mixed)
-        if self.plain:
+        if self.plain:  # in the closed world the penalty stays infinite: the seen compete alone
             return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
                                 margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
+        if self.world == "closed":
+            return self.closed(model, features, target, mixed)
         penalty = self.penalty
         if self.offsets is not None:
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
@@ -511,12 +528,10 @@ class TrainingLoss(nn.Module):
         logits = self.scale * model.cosines(features, self.pairs)
         if self.offsets is not None:
             logits = logits + self.seen_offsets
-        if mixed is None:
-            return nnf.cross_entropy(logits, self.position[target])
-        second, share = mixed
-        first_loss = nnf.cross_entropy(logits, self.position[target], reduction="none")
-        second_loss = nnf.cross_entropy(logits, self.position[second], reduction="none")
-        return (share * first_loss + (1 - share) * second_loss).mean()
+        if mixed is not None:
+            second, share = mixed
+            mixed = (self.position[second], share)
+        return mean_loss(logits, self.position[target], mixed)
 
     def after_epoch(self, model, epoch):
         """New margins α·ρ, in the open world; epoch = 1, 2, ..."""
@@ -835,13 +850,14 @@ def print_predictions(options):
 # ---- the command line ----
 
 
-# The published settings of each dataset. PUBLISHED are those that all share, and those that the
-# strong recipe adds, here switched off.
+# The published settings: those that all datasets share (and what the strong recipe adds, switched
+# off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
+# it leaves out is as for MIT-States.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
     passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
     mix_images=0.0, average=0.0, word_rate=1.0, partner_prior="off", patience=None)
-OWN = {
+OF_DATASET = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
     "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
@@ -869,20 +885,22 @@ PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # γ, in logits
 
 
 def defaults(recipe=None):
-    """The settings of each dataset by name, "other": of a folder of one's own. None: published for
-    the named, else strong."""
-    if recipe == "strong":
-        table = {name: STRONG | dict(vectors=own["vectors"]) for name, own in OWN.items()}
-        table["other"] = table["mitstates"]
-        return table
-    table = {name: PUBLISHED | own for name, own in OWN.items()}
-    table["other"] = PUBLISHED | OWN["mitstates"] | FOLDER
-    if recipe is None:
-        table["other"] = STRONG | dict(vectors=OWN["mitstates"]["vectors"])
+    """The settings of each dataset by name, and as "other" those of a folder of one's own.
+
+    recipe: published or strong; None: published for the named datasets, strong for a folder. Of a
+    dataset's own settings, the strong recipe takes the word vectors alone.
+    """
+    usual = OF_DATASET["mitstates"]
+    table = {}
+    for name, settings in OF_DATASET.items():
+        settings = PUBLISHED | usual | settings
+        if recipe == "strong":
+            settings = STRONG | dict(vectors=settings["vectors"])
+        table[name] = settings
+    table["other"] = STRONG | dict(vectors=usual["vectors"])
+    if recipe == "published":
+        table["other"] = PUBLISHED | usual | FOLDER
     return table
-
-
-DEFAULTS = defaults()
 
 
 def add_options(parser):
@@ -942,6 +960,8 @@ def main(argv=None):
                 print_predictions(options)
         return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
+    if options.plain_loss:  # so that --resume does not go on by the other form
+        prepared.settings["plain_loss"] = True
     experiment.experiment(
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,

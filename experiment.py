@@ -32,7 +32,7 @@ import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
-from train import chunks, fit, index_pairs, load_file, selection, sweep
+from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
@@ -367,6 +367,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         for phase in data.PHASES:
             on_device = torch.as_tensor(features[phase], device=device)
             arrays[phase] = (on_device, dataset.targets[phase])
+        check_model(model, arrays["train"][0], dataset.seen)
         history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
                                       resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)

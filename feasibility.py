@@ -52,8 +52,8 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
            [1. , 1. ]])
     """
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
-    if mix not in MIXES:
-        raise ValueError(f"unknown mix {mix!r}: choose from {', '.join(MIXES)}")
+    if not isinstance(mix, str) or mix not in MIXES:
+        raise ValueError(f"unknown mix {_in_words(mix)}: choose from {', '.join(MIXES)}")
 
     # ρ_obj looks along a state's row for the objects seen with it. ρ_state looks along an
     # object's column for the states seen with it: the same with rows and columns exchanged.
@@ -92,7 +92,8 @@ def explain(state, object, state_vectors, object_vectors, seen):
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
     S, O = seen.shape
     if not _is_index(state, S) or not _is_index(object, O):
-        raise ValueError(f"no composition ({state!r}, {object!r}) among {S} states by {O} objects")
+        raise ValueError(f"no composition of state {_in_words(state)} and object "
+                         f"{_in_words(object)} among {S} states by {O} objects")
     state = operator.index(state)
     object_ = operator.index(object)
 
@@ -160,6 +161,8 @@ def median_mask(feasibility, seen, *, inverse=False):
     it: if feasibility means anything, that is much the worse mask. ValueError as in hard_mask.
     """
     feasibility, seen = _scores(feasibility, seen)
+    if not isinstance(inverse, (bool, np.bool_)):
+        raise ValueError(f"inverse is {_in_words(inverse)}; expected True or False")
     if seen.all():
         return seen.copy()
     median = np.median(feasibility[~seen])
@@ -179,9 +182,9 @@ def combine(feasibility, external, *, weight):
     feasibility = _numbers(feasibility, "feasibility")
     external = _numbers(external, "external")
     weight = _number(weight, "weight")
-    if external.shape != feasibility.shape:
-        raise ValueError(f"external scores are {external.shape}; expected {feasibility.shape}, "
-                         "states by objects")
+    if external.shape != feasibility.shape or not np.isfinite(feasibility).all():
+        raise ValueError(f"external scores are {external.shape}, feasibility {feasibility.shape}; "
+                         "expected one shape, states by objects, and finite feasibility")
     if not 0 <= weight <= 1 or np.any(np.abs(external) > 1):
         raise ValueError(f"weight {weight} must be in [0, 1], and external scores in [-1, 1] "
                          "(or nan where unknown)")
@@ -216,8 +219,8 @@ def rank_correlation(a, b):
     a = _numbers(a, "a")
     b = _numbers(b, "b")
     if a.ndim != 1 or a.shape != b.shape or not a.size or np.isnan([a, b]).any():
-        raise ValueError(f"cannot correlate {a.shape} with {b.shape}; expected two (N,) arrays, "
-                         "N > 0, without nan")
+        raise ValueError(f"cannot correlate a {a.shape} with b {b.shape}; expected two (N,) "
+                         "arrays, N > 0, without nan")
     a = _ranks(a)
     b = _ranks(b)
     a = a - a.mean()
@@ -283,6 +286,8 @@ def _cosines(vectors, name):
 
 def _array(value, name):
     """The value as an array; ValueError naming it where NumPy cannot make one."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost; fill it first")
     try:
         return np.asarray(value)
     except Exception as error:  # ragged lists, tensors with gradients or on a GPU: many types
@@ -301,7 +306,7 @@ def _number(value, name):
     """A single number as a float; infinite is one, nan is none."""
     array = _array(value, name)
     if array.ndim or array.dtype.kind not in "fiu" or np.isnan(array):
-        raise ValueError(f"{name} is {value!r}; expected a number")
+        raise ValueError(f"{name} is {_in_words(value)}; expected a number")
     return float(array)
 
 
@@ -325,6 +330,8 @@ def _scores(feasibility, mask, name="seen"):
 
 def _is_index(value, size):
     """Whether it is an integer from 0 to size - 1."""
+    if isinstance(value, bool):
+        return False
     try:
         return 0 <= operator.index(value) < size
     except TypeError:
@@ -333,9 +340,17 @@ def _is_index(value, size):
 
 def _top(top):
     """`top` as an int; ValueError unless it is an integer of at least 1."""
-    if not _is_index(top, sys.maxsize) or isinstance(top, bool) or top < 1:
-        raise ValueError(f"top is {top!r}; expected an integer of at least 1")
+    if not _is_index(top, sys.maxsize) or top < 1:
+        raise ValueError(f"top is {_in_words(top)}; expected an integer of at least 1")
     return operator.index(top)
+
+
+def _in_words(value):
+    """A value in one line of an error, which an array would fill."""
+    text = " ".join(repr(value).split())
+    if len(text) > 60:
+        return type(value).__name__
+    return text
 
 
 # ---- pair lists ----

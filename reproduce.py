@@ -182,7 +182,7 @@ def plan(name, seed, options, shared, settings, out):
     arguments = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
     if compared:
         command = baselines.main
-        defaults = baselines.DEFAULTS.get(name, {"other": baselines.TRAINING})
+        defaults = baselines.defaults(name)
         mask_from = out / "runs" / "full" / f"seed{seed}" / "best.pt"
         arguments += ["--feasibility", str(mask_from)]
     else:

@@ -148,10 +148,9 @@ def test_explanations_list_all_supporting_compositions_and_account_for_the_score
 
 
 def test_explain_refuses_what_is_no_index_and_gives_plain_numbers():
-    for state, shown in (3, "3"), (-1, "-1"), (0.0, "0.0"), ("wet", "'wet'"), (None, "None"):
-        with pytest.raises(
-            ValueError, match=rf"no composition \({shown}, 0\) among 3 states by 3 objects"
-        ):
+    for state, shown in (True, "True"), (3, "3"), (-1, "-1"), (0.0, "0.0"), ("wet", "'wet'"), (None, "None"):
+        message = f"no composition of state {shown} and object 0 among 3 states by 3 objects"
+        with pytest.raises(ValueError, match=message):
             F.explain(state, 0, STATE_VECTORS, OBJECT_VECTORS, SEEN)
     rows = sum(F.explain(np.int64(2), np.int32(0), STATE_VECTORS, OBJECT_VECTORS, SEEN), [])
     assert rows and all([type(value) for value in row] == [int, int, float] for row in rows)
@@ -573,6 +572,15 @@ NOT_SEEN = np.zeros((2, 2), bool)
         (lambda: F.combine(SCORES, SCORES, weight="0.5"), "weight is '0.5'"),
         (lambda: F.combine(SCORES, SCORES, weight=np.nan), "weight is nan"),
         (lambda: F.combine(SCORES, SCORES.astype(str), weight=0.5), "external is <U32"),
+        (lambda: F.combine(SCORES * np.nan, SCORES, weight=0.5), "finite feasibility"),
+        (lambda: F.median_mask(SCORES, NOT_SEEN, inverse="no"), "inverse is 'no'"),
+        (lambda: F.median_mask(SCORES, NOT_SEEN, inverse=SCORES), "inverse is"),
+        (
+            lambda: F.hard_mask(np.ma.masked_equal(SCORES, 0.1), NOT_SEEN, 0.3),
+            "feasibility is a masked array",
+        ),
+        (lambda: F.hard_mask(SCORES, NOT_SEEN, np.zeros((9, 9))), "threshold is ndarray; expected"),
+        (lambda: F.feasibility_scores([[1.0]], [[1.0]], [[True]], mix=SCORES), "unknown mix"),
         (lambda: F.rank_correlation(["a"], ["b"]), "a is <U1"),
         (lambda: F.feasibility_scores([["a"]], [[1.0]], [[True]]), "state_vectors is <U1"),
         (lambda: F.feasibility_scores([[1.0]], [[1.0]], [[True]], mix=["mean"]), "unknown mix"),
