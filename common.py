@@ -7,19 +7,22 @@ import datetime
 import functools
 import glob
 import io
+import math
 import os
 import re
 import secrets
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
 STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
@@ -411,24 +414,8 @@ def signals_together():
     Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
     step would leave the others waiting for its gradients. With one process they interrupt at once.
     """
-    received = []
-    before = {}
-    if processes() > 1:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
-
-    def is_stopping():
-        return any(gather(bool(received)))
-
-    try:
-        yield is_stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in received[:1]:  # what came too late for all to stop
-        signal.raise_signal(number)
+    with signals_held() if processes() > 1 else nullcontext([]) as received:
+        yield lambda: any(gather(bool(received)))
 
 
 def leave_group():
@@ -526,29 +513,60 @@ def say(text):
     write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
+def handle_signals(handler):
+    """Let `handler(number, frame)` handle Ctrl-C, SIGTERM and SIGHUP; (number, handler before) of
+    each, to give back.
+
+    What is ignored, as by nohup, or handled by other than Python stays as it is. Only the main
+    thread may do this: others leave signals to whoever runs them.
+    """
+    before = []
+    if threading.current_thread() is not threading.main_thread():
+        return before
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before.append((number, signal.signal(number, handler)))
+    return before
+
+
 @contextmanager
 def signals_as_interrupts(received):
-    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
-    `received`."""
-    def stop(number, frame):
-        received.append(number)
-        raise Stopped
+    """Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
+    `received`.
 
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            try:
-                number = getattr(signal, name)
-                if signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # as nohup wants it
-                before[number] = signal.signal(number, stop)
-            except ValueError:
-                pass  # not the main thread: whoever runs it handles signals
+    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
+    """
+    at = -math.inf
+
+    def stop(number, frame):
+        nonlocal at
+        now = time.monotonic()
+        if now - at > SAVING_SECONDS:
+            at = now
+            received.append(number)
+            raise Stopped
+
+    before = handle_signals(stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in before:
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_held():
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Yields the list of those that came."""
+    received = []
+    before = handle_signals(lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    for number in received[:1]:
+        signal.raise_signal(number)
 
 
 class Forgiving:

@@ -260,6 +260,53 @@ def test_signals_save_as_ctrl_c_does(name, status):
     assert out == "saved\n" and process.returncode == status and "Traceback" not in error
 
 
+def test_a_second_signal_does_not_cut_the_saving():
+    """Nor a Ctrl-C in its midst; after a while one does, if the saving hangs."""
+    program = """
+        import signal
+        common.SAVING_SECONDS = 1
+        @common.command
+        def main(argv=None):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+                    os.kill(os.getpid(), getattr(signal, name))
+                print("saved", flush=True)
+                time.sleep(1.2)
+                os.kill(os.getpid(), signal.SIGINT)
+                print("not interrupted")
+        main()"""
+    process = script(program)
+    out, error = process.communicate(timeout=30)
+    assert out == "saved\n" and process.returncode == 143 and "Traceback" not in error
+
+
+def test_signals_wait_for_the_end_of_a_block_that_holds_them():
+    with pytest.raises(KeyboardInterrupt):
+        with common.signals_held() as received:
+            signal.raise_signal(signal.SIGINT)
+            done = list(received)
+    assert done == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_that_are_not_pythons_stay(monkeypatch):
+    """Of them signal.getsignal says None, which cannot be given back."""
+    number = signal.SIGTERM
+    getsignal = signal.getsignal
+    monkeypatch.setattr(
+        common.signal, "getsignal", lambda other: None if other == number else getsignal(other)
+    )
+    installed = []
+    monkeypatch.setattr(
+        common.signal, "signal", lambda number, handler: installed.append((number, handler))
+    )
+    with common.signals_as_interrupts([]):
+        pass
+    assert installed and number not in [other for other, _ in installed]
+
+
 def test_odd_terminals_end_nothing():
     """Output in ASCII, and a reader that goes away, as `head -1` does."""
     text = """
