@@ -14,6 +14,7 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -239,6 +240,19 @@ def held(part):
         yield take_lock(handle)
     finally:
         os.close(handle)
+
+
+def check_writable(folder):
+    """OSError unless files can be written into a folder, which need not be there yet."""
+    place = Path(folder)
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
+                      "another --out") from None
 
 
 def reserve(path, size):

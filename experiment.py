@@ -774,6 +774,7 @@ def prepare(options, model, defaults):
     common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    common.check_writable(out)
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")

@@ -425,3 +425,20 @@ def test_a_folder_that_is_not_there_is_found_before_the_work(tmp_path):
     with pytest.raises(OSError, match="cannot write .*x.csv"):
         with common.writing(tmp_path / "nowhere/x.csv"):
             pytest.fail("the work began")
+
+
+def test_a_place_that_cannot_be_written_is_found_by_trying(tmp_path, monkeypatch):
+    common.check_writable(tmp_path / "not/yet/there")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write into .*file: .*another --out"):
+        common.check_writable(tmp_path / "file")
+    with pytest.raises(OSError, match="cannot write into .*run"):
+        common.check_writable(tmp_path / "file" / "run")
+
+    def read_only(dir):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(common.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(OSError, match="cannot write into .*there: Read-only file system"):
+        common.check_writable(tmp_path / "not/yet/there")
