@@ -1217,4 +1217,9 @@ def main(argv=None):
 
 if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of source
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

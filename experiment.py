@@ -354,6 +354,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     holds. Several processes do it together, and the first one writes."""
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
+    if writes:
+        common.clear_parts(out)
     if not resume and writes:
         if (out / "last.pt").exists() and not (out / "metrics.json").exists():
             print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
@@ -405,7 +407,7 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = out / ".scores.npy.part"
+    part = common.part_of(out / "scores.npy")
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
@@ -502,6 +504,7 @@ def remove_other_runs(out, seeds, resume):
         if not (folder / "metrics.json").exists():
             print(f"note: the unfinished run in {folder} is removed, since --resume was not given")
         remove_results(folder)
+        common.clear_parts(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
 
@@ -792,6 +795,7 @@ def prepare(options, model, defaults):
     common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    common.check_writable(out)
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")

@@ -1099,4 +1099,9 @@ def _print_figures(table):
 
 
 if __name__ == "__main__":
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

@@ -291,16 +291,18 @@ def last_epoch_kept(run, out, settings):
     """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        yield
+        try:
+            yield
+        finally:
+            if run.epoch > first:
+                with common.signals_held():
+                    run.save(out, settings)
     except (KeyboardInterrupt, ConnectionError) as error:
         kept = "no epoch was finished"
         if run.epoch:
             kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else error
         raise type(error)(f"{why}: {kept}") from None
-    finally:
-        if run.epoch > first:
-            run.save(out, settings)
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
