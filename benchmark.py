@@ -732,8 +732,10 @@ def time_processes(repeat):
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             work = f"extraction of {sizes.photos:,} photos"
             seconds[work] = told(work, time_extraction(folder, device, repeat))
-            seconds["four seeds at fashion's size"] = time_seeds(folder, sizes, 4, device, repeat)
-            seconds["one seed of it"] = time_seeds(folder, sizes, 1, device, repeat)
+            work = "four seeds at fashion's size"
+            seconds[work] = told(work, time_seeds(folder, sizes, 4, device, repeat))
+            work = "one seed of it"
+            seconds[work] = told(work, time_seeds(folder, sizes, 1, device, repeat))
         work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
                 f"{sizes.batch}, {sizes.steps} steps")
         seconds[work] = told(work, time_large(sizes, device, repeat))

@@ -862,7 +862,7 @@ OF_DATASET = {
     "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
 }
 # A folder of one's own by the published recipe: as many steps, at a rate at which they suffice.
-FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=650, lr=1e-3)
+FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=1300, lr=1e-3)
 STRONG = PUBLISHED | FOLDER | dict(
     recipe="strong",
     members=4,            # 8 gain 0.2 more, 16 another 0.2
@@ -871,7 +871,7 @@ STRONG = PUBLISHED | FOLDER | dict(
     dim=300,
     margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
     counts=0.5,
-    dropout=0.8,          # of all, this carries most
+    dropout=0.85,         # of all, this carries most
     mix_images=0.5,
     average=0.998,
     weight_decay=0.0,
