@@ -78,7 +78,8 @@ def bench_evaluate(repeat):
     from evaluate import evaluate
 
     random = np.random.default_rng(0)
-    n, p = 12995, 28175
+    n = 12995  # test images
+    p = MIT_STATES[0] * MIT_STATES[1]
     scores = random.random((n, p), dtype=np.float32)
     seen = np.zeros(p, bool)
     seen[random.choice(p, MIT_STATES_SEEN, replace=False)] = True
@@ -103,13 +104,13 @@ def time_evaluation(kind, scores, target, seen, repeat):
     n, p = scores.shape
     feasibility = np.random.default_rng(1).random(p)
     thresholds = np.linspace(0, 1, 50)
-    one, whole, levels = timed(
+    argmax, whole, levels = timed(
         lambda: scores.argmax(axis=1),
         lambda: evaluate(scores, target, seen),
         lambda: threshold_sweep([(scores, target)], seen, feasibility, thresholds),
         repeat=repeat)
-    print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / one:.1f} argmax passes "
-          f"({one * 1e3:.0f} ms)")
+    print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / argmax:.1f} argmax "
+          f"passes ({argmax * 1e3:.0f} ms)")
     sweep = BiasSweep(seen)
     memory, _ = peak_memory(lambda: sweep.update(scores, target))
     print(f"memory beside the scores: {memory / 1e6:.0f} MB")
@@ -174,7 +175,10 @@ def real_seen(path):
     pairs = read_pairs(path)
     states = sorted({state for state, _ in pairs})
     objects = sorted({object_ for _, object_ in pairs})
-    return np.array([[(state, object_) in pairs for object_ in objects] for state in states])
+    seen = np.zeros((len(states), len(objects)), bool)
+    for state, object_ in pairs:
+        seen[states.index(state), objects.index(object_)] = True
+    return seen
 
 
 def plain_feasibility(state_vectors, object_vectors, seen):
@@ -204,7 +208,9 @@ def bench_step(repeat):
     from train import stepper
 
     S, O = MIT_STATES
-    D, F, B = 600, 512, 128
+    D = 600
+    F = 512
+    B = 128
     device = pick_device()
     torch.manual_seed(0)
     features = torch.randn(B, F, device=device)
@@ -381,7 +387,8 @@ def made_up_fashion(divisor):
     import data
 
     random = np.random.default_rng(0)
-    S, O = 36, 71
+    S = 36
+    O = 71
     seen, val, test = np.split(random.permutation(S * O)[:785], [490, 620])
     shown = dict(train=seen, val=np.concatenate([seen, val]), test=np.concatenate([seen, test]))
     sizes = dict(train=8355, val=4967, test=6555)
@@ -602,7 +609,9 @@ def bench_baselines(repeat):
     from baselines import MODELS
 
     S, O = MIT_STATES
-    D, F, B = 300, 512, 128
+    D = 300
+    F = 512
+    B = 128
     torch.manual_seed(0)
     features = torch.randn(B, F)
     seen = torch.zeros(S * O, dtype=torch.bool)
@@ -684,13 +693,13 @@ WORTH = 1.2  # times as fast, from which on a second GPU is worth it
 
 def bench_processes(repeat):
     """Two processes beside one, on a GPU each or on half of a CPU's cores."""
-    one = seconds_of(1, repeat)
-    two = seconds_of(2, repeat)
-    for work, alone in one.items():
-        ratio = alone / two[work]
+    alone = seconds_of(1, repeat)
+    together = seconds_of(2, repeat)
+    for work, seconds in alone.items():
+        ratio = seconds / together[work]
         verdict = "" if ratio >= WORTH else ": not worth it"
-        print(f"processes, {work}: one {alone:.3g} s, two {two[work]:.3g} s, {ratio:.2f} times as "
-              f"fast{verdict}", flush=True)
+        print(f"processes, {work}: one {seconds:.3g} s, two {together[work]:.3g} s, "
+              f"{ratio:.2f} times as fast{verdict}", flush=True)
 
 
 def seconds_of(processes, repeat):

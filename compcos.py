@@ -284,11 +284,11 @@ def side_by_side(functions, *arguments):
 
 def build(state_vectors, object_vectors, config):
     """A CompCos of these settings, or `Members` where config["members"] is above 1."""
-    own = {name: value for name, value in config.items() if name != "members"}
-    count = config.get("members", 1)
+    of_member = dict(config)
+    count = of_member.pop("members", 1)
     if count == 1:
-        return CompCos(state_vectors, object_vectors, **own)
-    return Members([CompCos(state_vectors, object_vectors, **own) for _ in range(count)])
+        return CompCos(state_vectors, object_vectors, **of_member)
+    return Members([CompCos(state_vectors, object_vectors, **of_member) for _ in range(count)])
 
 
 def weights_of_first(weights, name):
@@ -464,12 +464,10 @@ class TrainingLoss(nn.Module):
         numbers = [scale, margin, warmup, counts, mix_images, word_rate]
         if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
             raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: "
-                             "expected finite numbers, the "
-                             "first above 0, the others 0 or more")
+                             "expected finite numbers, the first above 0, the others 0 or more")
         if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
             raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: "
-                             "expected a share of 0 to "
-                             "1, a number above 0, and one of 0 or more")
+                             "expected a share of 0 to 1, a number above 0, and one of 0 or more")
         if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
             raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, "
                              "state or object")
@@ -639,8 +637,8 @@ def load_published(state_dict):
         model.load_state_dict(renamed)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
-                         "image_embedder.mod; attr_embedder, "
-                         f"obj_embedder, projection): {error}") from None
+                         "image_embedder.mod; attr_embedder, obj_embedder, projection): "
+                         f"{error}") from None
     return model.to(renamed["states"].dtype).eval()
 
 
@@ -788,16 +786,16 @@ def features_of_files(checkpoint, options):
     features = experiment.features_like(checkpoint, images, options.device, options.weights,
                                         options.skip_broken)
     readable = np.isfinite(features).all(1)
-    kept = []
+    whole = []
     broken = []
     for image, is_readable in zip(images, readable):
         if is_readable:
-            kept.append(image)
+            whole.append(image)
         else:
             broken.append(image)
     if broken:
         print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
-    return kept, features[readable]
+    return whole, features[readable]
 
 
 def features_of_table(options):
@@ -907,36 +905,36 @@ def add_options(parser):
     """The options of CompCos alone."""
     experiment.add_options(parser)
     add = parser.add_argument_group("CompCos").add_argument
-    add("--recipe", choices=["published", "strong"], help="default: published for the named "
-                                                          "datasets, else strong")
-    add("--members", type=int, metavar="K", help="models whose scores are averaged (published 1, "
-                                                 "strong 4)")
+    add("--recipe", choices=["published", "strong"],
+        help="default: published for the named datasets, else strong")
+    add("--members", type=int, metavar="K",
+        help="models whose scores are averaged (published 1, strong 4)")
     add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
-    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: "
-                                                  "the paper's α = 0")
+    add("--margin", type=float, metavar="α",
+        help="greatest factor of the feasibility margins; 0: the paper's α = 0")
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
     add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
-    add("--plain-loss", action="store_true", help="train by compcos_loss as it stands, not by its "
-                                                  "fused form")
-    add("--patience", type=int, metavar="E", help="stop after so many epochs without a better "
-                                                  "validation AUC")
+    add("--plain-loss", action="store_true",
+        help="train by compcos_loss as it stands, not by its fused form")
+    add("--patience", type=int, metavar="E",
+        help="stop after so many epochs without a better validation AUC")
     add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
     add("--dropout", type=float)
     add("--hidden", type=int, help="width of ω")
-    add("--dim", type=int, metavar="D", help="numbers of the shared space (published: those of "
-                                             "the vectors)")
-    add("--cosine", action="store_const", const=True, dest="unit_images", help="images of unit "
-                                                                               "length")
-    add("--counts", type=float, metavar="W", help="W (log n - mean) is added to the logits of the "
-                                                  "seen")
+    add("--dim", type=int, metavar="D",
+        help="numbers of the shared space (published: those of the vectors)")
+    add("--cosine", action="store_const", const=True, dest="unit_images",
+        help="images of unit length")
+    add("--counts", type=float, metavar="W",
+        help="W (log n - mean) is added to the logits of the seen")
     add("--mix-images", type=float, metavar="SHARE", help="of a batch, mixed with other images")
-    add("--average", type=float, metavar="DECAY", help="greatest decay of the average of weights; "
-                                                       "0: none")
-    add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of "
-                                                     "the rest")
+    add("--average", type=float, metavar="DECAY",
+        help="greatest decay of the average of weights; 0: none")
+    add("--word-rate", type=float, metavar="X",
+        help="rate of the word embeddings over that of the rest")
     add("--partner-prior", choices=["on", "off", "closed"],
-        help="after training, raise unseen compositions whose state and object have many partners, "
-             "as much as validation likes; closed: only after training in the closed world")
+        help="after training, raise unseen compositions whose state and object have many partners,"
+             " as much as validation likes; closed: only after training in the closed world")
 
 
 @common.command
@@ -947,8 +945,8 @@ def main(argv=None):
     add_options(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
-    add("--predict", nargs="+", metavar="IMAGE", help="image files, folders or patterns (or, with "
-                                                      "--features, names there)")
+    add("--predict", nargs="+", metavar="IMAGE",
+        help="image files, folders or patterns (or, with --features, names there)")
     add("--csv", metavar="FILE", help="write the answers to a table instead of printing them")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")

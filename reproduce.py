@@ -168,19 +168,19 @@ def plan(name, seed, options, shared, settings, out):
     """The Job of a run. `shared`: the options that go to all; `settings`: what they mean."""
     compared = name in baselines.MODELS
     folder = out / "runs" / name / f"seed{seed}"
-    own = run_options()[name]
+    run_arguments = run_options()[name]
     if compared:
-        for_these = name
-    elif own.startswith(STRONG):
-        for_these = "strong"
+        system = name
+    elif run_arguments.startswith(STRONG):
+        system = "strong"
     else:
-        for_these = "compcos"
-    own = f"{vars(options)[for_these]} {own}"
+        system = "compcos"
+    run_arguments = f"{vars(options)[system]} {run_arguments}"
     if options.quick:
-        own += " --epochs 3"
+        run_arguments += " --epochs 3"
         if name == "tmn":
-            own += " --width 16"
-    arguments = [*shared, *shlex.split(own), "--seed", str(seed), "--out", str(folder)]
+            run_arguments += " --width 16"
+    arguments = [*shared, *shlex.split(run_arguments), "--seed", str(seed), "--out", str(folder)]
     if compared:
         command = baselines.main
         defaults = baselines.defaults(name)
@@ -188,9 +188,9 @@ def plan(name, seed, options, shared, settings, out):
         arguments += ["--feasibility", str(mask_from)]
     else:
         command = compcos.main
-        defaults = compcos.defaults("strong" if for_these == "strong" else "published")
+        defaults = compcos.defaults("strong" if system == "strong" else "published")
     defaults = defaults.get(settings["dataset"], defaults["other"])
-    key = dict(options=own, defaults=defaults, settings=settings, mask=options.compcos)
+    key = dict(options=run_arguments, defaults=defaults, settings=settings, mask=options.compcos)
     return Job(name, seed, folder, command, arguments, json.loads(json.dumps(key)))
 
 
@@ -457,7 +457,7 @@ def partners_of(scores, ends, partners, top):
     """
     result = []
     for end in ends:
-        result.append([[partners[k], float(scores[k])] for k in end[:top]])
+        result.append([[str(partners[k]), float(scores[k])] for k in end[:top]])
     return result
 
 
@@ -477,8 +477,6 @@ def compute_feasibility(results):
     paper = paper_ranking(results)
     cells = {"overall": {"all": partners_of(rho.ravel(), ranking.overall, results.names, 5)},
              "objects": {}, "states": {}}
-    cells["overall"]["all"] = [[[str(name), score] for name, score in end]
-                               for end in cells["overall"]["all"]]
     for name in paper.get("objects") or drawn_names(objects):
         i = objects.index(name)
         cells["objects"][name] = partners_of(rho[:, i], ranking.objects[i], states, 3)
@@ -520,11 +518,11 @@ def compute_curves(results):
 def compute_training(results):
     """How long each system was trained, and when its best epoch was."""
     cells = {}
-    for label, run in methods().items():
-        runs = results.of(run)
+    for label, name in methods().items():
+        runs = results.of(name)
         if runs:
             cells[label] = {
-                "epochs": cell([len(one["log"]["epoch"]) for one in runs]),
+                "epochs": cell([len(run["log"]["epoch"]) for run in runs]),
                 "best_epoch": cell(runs, "best_epoch"),
                 "seconds": cell(runs, "seconds"),
             }
@@ -1065,11 +1063,13 @@ def about(results, argv, settings, options, failed):
         names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
         failures = f" **Failed, and left out of the numbers: {names}.**"
     images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
+    hardware = {run["hardware"] for run in runs}
+    seconds = sum(run["seconds"] for run in runs)
     facts = dict(
         warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),
-        hardware="; ".join(sorted({run["hardware"] for run in runs})),
+        hardware="; ".join(sorted(hardware)),
         versions="; ".join(sorted(versions)), sizes=candidate_sizes(results),
-        duration=common.duration(sum(run["seconds"] for run in runs)), images=", ".join(images),
+        duration=common.duration(seconds), images=", ".join(images),
         seeds=len(options.seeds), vectors=", ".join(settings["vectors"]))
     return ABOUT.format(**settings | facts)
 

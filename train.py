@@ -3,8 +3,8 @@
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
 **What a model offers** (CompCos, its members and the compared systems alike; a model of your own
-needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it before
-training.
+needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it
+before training.
 
 | name | is |
 | --- | --- |
@@ -168,9 +168,9 @@ class WeightAverage:
     @torch.no_grad()
     def exchange(self):
         """Put the average into the model and keep its weights here; a second call undoes it."""
-        kept = [weight.detach().clone() for weight in self.weights]
+        weights = [weight.detach().clone() for weight in self.weights]
         torch._foreach_copy_(self.weights, self.average)
-        torch._foreach_copy_(self.average, kept)
+        torch._foreach_copy_(self.average, weights)
 
 
 def stepper(model, optimizer, features, targets, *, eager=False):
@@ -187,13 +187,14 @@ def stepper(model, optimizer, features, targets, *, eager=False):
 
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        own = index
+        taken = index
         if processes > 1:
-            own = index[rank::processes]
-            # Without an image it goes through the step with another's, at the weight 0.
-            share = len(own) / len(index)
-            own = own if share else index[:1]
-        loss = model.loss(features[own], targets[own])
+            taken = index[rank::processes]
+            share = len(taken) / len(index)
+            if not share:
+                # Without an image it goes through the step with another's, at the weight 0.
+                taken = index[:1]
+        loss = model.loss(features[taken], targets[taken])
         if processes > 1:
             loss = loss * share  # the sum over the processes is the mean over the batch
         loss.backward()
@@ -298,11 +299,11 @@ def last_epoch_kept(run, out, settings):
                 with common.signals_held():
                     run.save(out, settings)
     except (KeyboardInterrupt, ConnectionError) as error:
-        kept = "no epoch was finished"
+        saved = "no epoch was finished"
         if run.epoch:
-            kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
+            saved = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else error
-        raise type(error)(f"{why}: {kept}") from None
+        raise type(error)(f"{why}: {saved}") from None
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
@@ -535,8 +536,8 @@ def draw_order(count, passes, seed, epoch):
     torch.manual_seed((seed << 20) + epoch)
     order = torch.cat([torch.randperm(count) for _ in range(passes)])
     if common.processes() > 1:
-        own = np.random.SeedSequence([seed, epoch, common.rank()])
-        torch.manual_seed(int(own.generate_state(1, np.uint64)[0]))
+        sequence = np.random.SeedSequence([seed, epoch, common.rank()])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
     return order
 
 
@@ -580,8 +581,7 @@ def continue_run(run, state, out):
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
-                         f"{why}): "
-                         "leave --resume out, or give another --out") from None
+                         f"{why}): leave --resume out, or give another --out") from None
     if run.history and common.rank() == 0:
         write_log(out, run.history)
 
@@ -602,8 +602,7 @@ def load_last(out, settings, epochs):
             differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
         raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options "
-                         "and data, another "
-                         "--out, or leave --resume out")
+                         "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
         raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
                          f"{state['epoch']} or more")

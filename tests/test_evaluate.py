@@ -194,7 +194,7 @@ def test_published_evaluators_answers(folder):
         for name in understated:
             understated[name] = max(understated[name], exact[name] - report[name])
             assert exact[name] >= report[name]
-    if folder == SHARED:  # DESIGN.md: by up to 3.1 points of AUC and 2.0 of HM
+    if folder == SHARED:  # by up to 3.1 points of AUC and 2.0 of HM
         assert [round(100 * x, 1) for x in understated.values()] == [3.1, 2.0]
 
 

@@ -231,7 +231,7 @@ def test_rank_correlation_in_closed_form():
             F.rank_correlation(a, b)
 
 
-# ---- real data: the figures of ../shared/DESIGN.md and issue 4, to 0.005 ----
+# ---- real data: the published figures, to 0.005 ----
 
 
 def shuffled_auroc(states, objects, seen, occurring):
