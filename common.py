@@ -12,13 +12,15 @@ import re
 import secrets
 import signal
 import sys
+import threading
 import time
 import warnings
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
-STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+STALE_SECONDS = 600  # without a byte, after which a `.part` file is one that a dead process left
+PART = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.part")  # the names that `part_of` gives
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
@@ -65,7 +67,9 @@ class Progress:
         line = self.line(now, note)
         if self.on_terminal:
             self.drawn = True
-            write_quietly(sys.stderr, f"\r\x1b[K{line}")
+            # these commands to the terminal are its own
+            own = getattr(sys.stderr, "stream", sys.stderr)
+            write_quietly(own, f"\r\x1b[K{line}")
         else:
             write_quietly(sys.stderr, f"{line}\n")
 
@@ -109,15 +113,15 @@ def write_quietly(stream, text):
 
 
 def printable(text):
-    r"""Text whose control characters are written out: a file's name cannot send commands to a
-    terminal.
+    r"""Text whose control characters, but for line ends and tabs, are written out: a file's name
+    cannot send commands to a terminal.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
     characters = []
     for character in str(text):
-        if character.isprintable() or character == " ":
+        if character.isprintable() or character in "\n\t":
             characters.append(character)
         else:
             characters.append(character.encode("unicode_escape").decode())
@@ -165,8 +169,8 @@ def writing(path, mode="w", **options):
 def write_whole(path, contents):
     """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
     path = Path(path)
-    clear_parts(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    clear_parts(path.parent, path.name, STALE_SECONDS)
+    part = part_of(path)
     try:
         with open(part, "wb") as file:
             file.write(contents)
@@ -177,14 +181,36 @@ def write_whole(path, contents):
         part.unlink(missing_ok=True)
 
 
-def clear_parts(path):
-    """Remove `.part` files of `path` that dead processes left an hour ago or earlier."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+def part_of(path):
+    """A new name beside `path` for what is not whole yet; no two processes get the same."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+
+
+def clear_parts(folder, name=None, age=0):
+    """Remove the `.part` files of a folder, or those of one file's `name`, which dead processes
+    left `age` seconds ago or earlier. Who holds the folder's lock knows that all of them are dead.
+    """
+    pattern = ".*.part" if name is None else f".{glob.escape(name)}.*.part"
+    for part in Path(folder).glob(pattern):
         try:
-            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+            if PART.fullmatch(part.name) and time.time() - part.stat().st_mtime >= age:
                 part.unlink()
         except OSError:
             pass  # another process was faster
+
+
+def check_writable(folder):
+    """OSError unless files can be written into a folder, which need not be there yet; nothing is
+    made."""
+    nearest = Path(folder).absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"cannot write into {folder}: {nearest} is a file, and no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(f"cannot write into {folder}: {nearest} cannot be written by this "
+                              "user; give a folder that can")
 
 
 def reserve(path, size):
@@ -207,7 +233,8 @@ def reserve(path, size):
 def lock(folder):
     """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
 
-    The lock is the operating system's, on the file `.lock`, and ends with the process.
+    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
+    file system has no locks, that is a warning.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,6 +245,9 @@ def lock(folder):
         file.close()
         raise ValueError(f"another run writes into {folder}: wait for it, or give another "
                          "--out") from None
+    except OSError as error:
+        warnings.warn(f"{folder} cannot be locked ({error.strerror}): let no two runs write into "
+                      "it at once", stacklevel=3)
     try:
         yield
     finally:
@@ -349,24 +379,8 @@ def signals_together():
     Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
     step would leave the others waiting for its gradients. With one process they interrupt at once.
     """
-    received = []
-    before = {}
-    if processes() > 1:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
-
-    def is_stopping():
-        return any(gather(bool(received)))
-
-    try:
-        yield is_stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in received[:1]:  # what came too late for all to stop
-        signal.raise_signal(number)
+    with signals_held() if processes() > 1 else nullcontext([]) as received:
+        yield lambda: any(gather(bool(received)))
 
 
 def leave_group():
@@ -437,7 +451,9 @@ def command(main):
                 status = 2
             except KeyboardInterrupt as interrupt:
                 if rank() == 0:
-                    say(f"\n{str(interrupt) or 'interrupted'}")
+                    # one that came while an earlier one was dealt with has no words of its own
+                    words = str(interrupt) or str(interrupt.__context__ or "") or "interrupted"
+                    say(f"\n{words}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -461,44 +477,61 @@ def is_out_of_memory(error):
 
 def say(text):
     """A line on stderr, whatever became of it."""
-    lines = [printable(line) for line in str(text).split("\n")]
-    write_quietly(sys.stderr, "\n".join(lines) + "\n")
+    write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
 @contextmanager
 def signals_as_interrupts(received):
-    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
-    `received`."""
+    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into `received`.
+
+    Only the first of them: who is stopping already is not stopped from saving.
+    """
     def stop(number, frame):
         received.append(number)
-        raise Stopped
+        if len(received) == 1:
+            raise Stopped
 
+    with handled(("SIGTERM", "SIGHUP"), stop):
+        yield
+
+
+@contextmanager
+def signals_held():
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end; yields the list of those received."""
+    received = []
+    with handled(("SIGINT", "SIGTERM", "SIGHUP"), lambda number, _: received.append(number)):
+        yield received
+    for number in received[:1]:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def handled(names, handler):
+    """Inside, `handler` takes the signals of these names, except those that are ignored, as nohup
+    wants it, and those that something else than Python handles. Only in the main thread."""
     before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            try:
-                number = getattr(signal, name)
-                if signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # as nohup wants it
-                before[number] = signal.signal(number, stop)
-            except ValueError:
-                pass  # not the main thread: whoever runs it handles signals
+    if threading.current_thread() is threading.main_thread():
+        for name in names:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Forgiving:
-    """A text stream that goes on when its reader has gone; all else is the stream's own."""
+    """A text stream that goes on when its reader has gone, and in which control characters are
+    written out, whatever prints them; all else is the stream's own."""
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text):
         """Write what can be written."""
-        write_quietly(self.stream, text)
+        write_quietly(self.stream, printable(text))
         return len(text)
 
     def flush(self):

@@ -403,7 +403,7 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = out / ".scores.npy.part"
+    part = common.part_of(out / "scores.npy")
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
@@ -460,6 +460,8 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     with common.lock(out) if is_first else nullcontext():
         if is_first:
             remove_other_runs(out, seeds, resume)
+            for folder in (out, *out.glob("seed[0-9]*")):
+                common.clear_parts(folder)
         common.check_shared(out)
         together = splits and len(seeds) == 1
         say_how_spread(dataset, settings, seeds, device, together)
@@ -770,6 +772,7 @@ def prepare(options, model, defaults):
     common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    common.check_writable(out)
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")

@@ -149,12 +149,19 @@ def test_a_full_disk_names_the_file_and_keeps_the_old(tmp_path, monkeypatch):
 
 
 def test_parts_of_dead_processes_are_cleared(tmp_path):
-    old, fresh = tmp_path / ".log.csv.1.aaaa.part", tmp_path / ".log.csv.1.bbbb.part"
-    for part in (old, fresh):
+    """An old one by whoever writes the file again, a fresh one by who holds the folder's lock."""
+    old = common.part_of(tmp_path / "log.csv")
+    fresh = common.part_of(tmp_path / "log.csv")
+    download = tmp_path / ".images.zip.0123abcd.part"  # goes on from where it ended
+    for part in (old, fresh, download):
         part.write_text("half")
     os.utime(old, (0, 0))
     common.write_whole(tmp_path / "log.csv", b"whole")
-    assert not old.exists() and fresh.exists() and (tmp_path / "log.csv").read_text() == "whole"
+    assert not old.exists()
+    assert fresh.exists()
+    assert (tmp_path / "log.csv").read_text() == "whole"
+    common.clear_parts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"log.csv", download.name}
 
 
 def test_room_is_reserved_or_nothing_is_left(tmp_path, monkeypatch):
