@@ -860,11 +860,31 @@ def main(argv=None):
             warnings.showwarning = _show_warning
             _run(options)
     except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {_printable(error)}\n")
+
+
+def _show(line, stream=None):
+    """Print a line, on stdout unless another stream is given, in which no name of the data is a
+    command to the terminal, and none is too strange for the terminal's encoding."""
+    stream = stream or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = _printable(line).encode(encoding, "backslashreplace").decode(encoding)
+    print(text, file=stream)
+
+
+def _printable(text):
+    """Text whose control characters, but for line ends and tabs, are written out."""
+    characters = []
+    for character in str(text):
+        if character.isprintable() or character in "\n\t":
+            characters.append(character)
+        else:
+            characters.append(character.encode("unicode_escape").decode())
+    return "".join(characters)
 
 
 def _show_warning(message, *_):
-    print(f"warning: {message}", file=sys.stderr)
+    _show(f"warning: {message}", sys.stderr)
 
 
 def _parser():
@@ -974,7 +994,7 @@ def _print_explanation(scores, inputs, options):
     s = _indices([state], inputs.states, "the states")[0]
     o = _indices([object_], inputs.objects, "the objects")[0]
     seen = ", seen" if inputs.seen[s, o] else ""
-    print(f"{state} {object_}: feasibility {scores[s, o]:.2f}{seen}")
+    _show(f"{state} {object_}: feasibility {scores[s, o]:.2f}{seen}")
     explanation = explain(s, o, *inputs.vectors, inputs.seen)
     _print_lenders("state lent by", explanation.lend_state, inputs, options.top)
     _print_lenders("object lent by", explanation.lend_object, inputs, options.top)
@@ -985,7 +1005,7 @@ def _print_lenders(title, lenders, inputs, top):
     shown = []
     for s, o, cosine in lenders[:top]:
         shown.append(f"{inputs.states[s]} {inputs.objects[o]} {cosine:.2f}")
-    print(f"{title:14}  {'; '.join(shown) or 'none'}")
+    _show(f"{title:14}  {'; '.join(shown) or 'none'}")
 
 
 def _print_tables(scores, inputs, options):
@@ -1014,13 +1034,13 @@ def _print_table(kind, names, chosen, partners, ranking, scores):
 
     ranking holds a pair of arrays of partners for each name, scores (names, partners) theirs.
     """
-    print(f"| {kind} | most feasible | least feasible |")
-    print("| --- | --- | --- |")
+    _show(f"| {kind} | most feasible | least feasible |")
+    _show("| --- | --- | --- |")
     for i in chosen:
         cells = [names[i]]
         for end in ranking[i]:
             cells.append(", ".join(f"{partners[k]} {scores[i, k]:.2f}" for k in end))
-        print(f"| {' | '.join(cells)} |")
+        _show(f"| {' | '.join(cells)} |")
     print()
 
 
@@ -1062,8 +1082,8 @@ def _read_published(path, shape):
 def _print_figures(table):
     """{title: [{figure: value}, ...]} as a table, mean ± std where a title has several."""
     figures = list(table["these vectors"][0])
-    print(f"| scores of | {' | '.join(figures)} |")
-    print("|" + " --- |" * (len(figures) + 1))
+    _show(f"| scores of | {' | '.join(figures)} |")
+    _show("|" + " --- |" * (len(figures) + 1))
     for title, runs in table.items():
         cells = [title]
         for figure in figures:
@@ -1072,7 +1092,7 @@ def _print_figures(table):
             if len(values) > 1:
                 cell += f" ± {np.std(values):.1g}"
             cells.append(cell)
-        print(f"| {' | '.join(cells)} |")
+        _show(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

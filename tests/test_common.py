@@ -268,3 +268,80 @@ def test_a_folder_that_is_not_there_is_found_before_the_work(tmp_path):
     with pytest.raises(OSError, match="cannot write .*x.csv"):
         with common.writing(tmp_path / "nowhere/x.csv"):
             pytest.fail("the work began")
+
+
+def test_a_place_that_cannot_be_written_is_found_and_nothing_is_made(tmp_path, monkeypatch):
+    common.check_writable(tmp_path / "new/deeper")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(OSError, match="file is a file"):
+        common.check_writable(tmp_path / "file/run")
+    monkeypatch.setattr(common.os, "access", lambda path, mode: False)
+    with pytest.raises(OSError, match="cannot be written by this user"):
+        common.check_writable(tmp_path / "new")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, number):
+    def refuse(file):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(common, "take_lock", refuse)
+    with pytest.warns(UserWarning, match="cannot be locked"):
+        with common.lock(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("again", ["SIGTERM", "SIGINT"])
+def test_a_second_signal_does_not_stop_the_save(again):
+    process = script("""
+        @common.command
+        def main(argv=None):
+            try:
+                print("ready", flush=True)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("epoch 3 is kept") from None
+            finally:
+                with common.signals_held():
+                    print("saving", flush=True)
+                    time.sleep(0.5)
+                    print("saved", flush=True)
+        main()""")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(getattr(signal, again))
+    out, error = process.communicate(timeout=30)
+    assert out == "saved\n"
+    assert process.returncode == 143
+    assert "epoch 3 is kept" in error
+    assert "Traceback" not in error
+
+
+def test_handlers_that_are_not_pythons_are_left_alone(monkeypatch):
+    """signal.getsignal gives None for them, which signal.signal would not take back."""
+    changed = []
+    monkeypatch.setattr(common.signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(common.signal, "signal", lambda *given: changed.append(given))
+    with common.signals_as_interrupts([]), common.signals_held():
+        pass
+    assert changed == []
+
+
+def test_no_print_commands_a_terminal():
+    """Prints, warnings, errors and argparse's own, whichever script: they all end in one place."""
+    process = script("""
+        import argparse, warnings
+        @common.command
+        def main(argv=None):
+            print("image a\\x1b[2Jb\\x9b.png", "two\\tthree")
+            warnings.warn("c\\x1b[2Jd")
+            print("e\\x1b[2Jf", file=sys.stderr)
+            argparse.ArgumentParser(prog="p").parse_args(["--\\x1b[2Jg"])
+        main()""")
+    out, error = process.communicate(timeout=30)
+    assert out == "image a\\x1b[2Jb\\x9b.png two\tthree\n"
+    assert "\x1b" not in error
+    assert error.count("\\x1b[2J") == 3
+    assert process.returncode == 2

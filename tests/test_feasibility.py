@@ -4,6 +4,7 @@ scores."""
 import ast
 import csv
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -750,3 +751,13 @@ def test_script_goes_on_without_vectors_and_reads_images_csv(files, capsys):
     out, error = capsys.readouterr()
     assert "| these vectors |" in out
     assert error == "warning: vectors.txt has no vector for zebra: random vectors stand in\n"
+
+
+def test_no_name_commands_a_terminal_or_ends_the_script(monkeypatch):
+    """Names with escapes, on a terminal that knows ASCII alone."""
+    shown = io.BytesIO()
+    stream = io.TextIOWrapper(shown, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    F._show("wet\x1b[2J caf\u00e9")
+    stream.flush()
+    assert shown.getvalue().decode().splitlines() == ["wet\\x1b[2J caf\\xe9"]

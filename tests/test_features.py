@@ -488,6 +488,35 @@ def test_killed_extraction_resumes(tmp_path, cheap, decoded):
     ]
 
 
+@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_keeps_what_is_extracted(tmp_path, cheap, decoded, name, status):
+    """features.py itself, stopped by the system in the third batch."""
+    program = f"""if True:
+        import os, pathlib, signal, sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
+        import features, test_features
+        calls = []
+        def stopped(batch):
+            calls.append(0)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.{name})
+            return 2 * test_features.mean_colour(batch)
+        features.load_backbone = lambda weights: stopped
+        dataset = test_features.make_dataset(pathlib.Path({str(tmp_path)!r}))
+        features.data.load = lambda *_: dataset
+        features.main(["mine", "--weights", {str(cheap)!r}, "--device", "cpu", "--batch-size", "1"])
+        """
+    dataset = make_dataset(tmp_path)
+    ended = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True)
+    assert ended.returncode == status
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "features.partial.npz").exists()
+    np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
+    assert len(decoded) < 6  # what was kept is not read again
+    assert not list(tmp_path.glob("*partial*"))
+
+
 def test_broken_images_can_be_skipped(tmp_path, cheap):
     dataset = make_dataset(tmp_path)
     for name in ("1", "5"):
