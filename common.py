@@ -1,17 +1,21 @@
 """What every script needs and no paper describes: progress on stderr, errors without tracebacks,
-whole files or none, one run a folder. It has no command line: `python compcos.py` is where to
-begin.
+whole files or none, one run a folder, work spread over several processes. It has no command line:
+`python compcos.py` is where to begin.
 """
 
+import atexit
 import datetime
 import functools
 import glob
 import io
+import math
 import os
 import re
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -19,8 +23,8 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
-STALE_SECONDS = 600  # without a byte, after which a `.part` file is one that a dead process left
-PART = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.part")  # the names that `part_of` gives
+STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
@@ -67,9 +71,7 @@ class Progress:
         line = self.line(now, note)
         if self.on_terminal:
             self.drawn = True
-            # these commands to the terminal are its own
-            own = getattr(sys.stderr, "stream", sys.stderr)
-            write_quietly(own, f"\r\x1b[K{line}")
+            write_quietly(sys.stderr, f"\r\x1b[K{line}")
         else:
             write_quietly(sys.stderr, f"{line}\n")
 
@@ -104,7 +106,10 @@ def is_terminal(stream):
 
 
 def write_quietly(stream, text):
-    """Write and flush; a stream that is closed, or whose reader is gone, must not end the work."""
+    """Write as it is and flush; a stream that is closed, or whose reader is gone, must not end the
+    work."""
+    if isinstance(stream, Forgiving):
+        stream = stream.stream
     try:
         stream.write(text)
         stream.flush()
@@ -113,7 +118,7 @@ def write_quietly(stream, text):
 
 
 def printable(text):
-    r"""Text whose control characters, but for line ends and tabs, are written out: a file's name
+    r"""Text whose control characters are written out, but for the ends of lines: a file's name
     cannot send commands to a terminal.
 
     >>> printable("a\x1b[2Jb")
@@ -121,7 +126,7 @@ def printable(text):
     """
     characters = []
     for character in str(text):
-        if character.isprintable() or character in "\n\t":
+        if character.isprintable() or character == "\n":
             characters.append(character)
         else:
             characters.append(character.encode("unicode_escape").decode())
@@ -169,12 +174,13 @@ def writing(path, mode="w", **options):
 def write_whole(path, contents):
     """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
     path = Path(path)
-    clear_parts(path.parent, path.name, STALE_SECONDS)
+    clear_parts(path.parent, path.name)
     part = part_of(path)
     try:
-        with open(part, "wb") as file:
-            file.write(contents)
-        os.replace(part, path)
+        part.touch()
+        with held(part):
+            part.write_bytes(contents)
+            os.replace(part, path)
     except OSError as error:
         raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
@@ -182,35 +188,72 @@ def write_whole(path, contents):
 
 
 def part_of(path):
-    """A new name beside `path` for what is not whole yet; no two processes get the same."""
-    path = Path(path)
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    """A new name beside `path` for what is to become `path`; no other process has it."""
+    return Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}.part")
 
 
-def clear_parts(folder, name=None, age=0):
-    """Remove the `.part` files of a folder, or those of one file's `name`, which dead processes
-    left `age` seconds ago or earlier. Who holds the folder's lock knows that all of them are dead.
-    """
-    pattern = ".*.part" if name is None else f".{glob.escape(name)}.*.part"
-    for part in Path(folder).glob(pattern):
+def clear_parts(folder, name=None):
+    """Remove the `.part` files and folders that dead processes left in a folder (of one name)."""
+    start = "*" if name is None else glob.escape(name)
+    for part in Path(folder).glob(f".{start}.{16 * '[0-9a-f]'}.part"):
         try:
-            if PART.fullmatch(part.name) and time.time() - part.stat().st_mtime >= age:
-                part.unlink()
+            if is_abandoned(part):
+                remove(part)
         except OSError:
             pass  # another process was faster
 
 
+def remove(part):
+    """Remove a file, or a folder with all that is in it."""
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink()
+
+
+def is_abandoned(part):
+    """Whether nobody holds a `.part`; where that cannot be seen, whether it is an hour old.
+
+    A file or folder without content may be just about to be held.
+    """
+    is_empty = not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
+    if not is_empty:
+        try:
+            with held(part) as can_be_seen:
+                if can_be_seen:
+                    return True
+        except BlockingIOError:
+            return False
+    return time.time() - part.stat().st_mtime > STALE_SECONDS
+
+
+@contextmanager
+def held(part):
+    """Hold a `.part` file or folder while it is filled, so that others see that this process lives.
+
+    Yields whether they can see it: some systems have no such locks. BlockingIOError: it is held.
+    """
+    if os.name == "nt":  # where what is held could be neither written nor renamed
+        yield False
+        return
+    handle = os.open(part, os.O_RDONLY)
+    try:
+        yield take_lock(handle)
+    finally:
+        os.close(handle)
+
+
 def check_writable(folder):
-    """OSError unless files can be written into a folder, which need not be there yet; nothing is
-    made."""
-    nearest = Path(folder).absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise NotADirectoryError(f"cannot write into {folder}: {nearest} is a file, and no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PermissionError(f"cannot write into {folder}: {nearest} cannot be written by this "
-                              "user; give a folder that can")
+    """OSError unless files can be written into a folder, which need not be there yet."""
+    place = Path(folder)
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
+                      "another --out") from None
 
 
 def reserve(path, size):
@@ -234,35 +277,40 @@ def lock(folder):
     """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
 
     The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
-    file system has no locks, that is a warning.
+    file system has no locks, a warning says so.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / ".lock", "a+b")
-    try:
-        take_lock(file)
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise ValueError(f"another run writes into {folder}: wait for it, or give another "
-                         "--out") from None
-    except OSError as error:
-        warnings.warn(f"{folder} cannot be locked ({error.strerror}): let no two runs write into "
-                      "it at once", stacklevel=3)
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def take_lock(file):
-    """Lock an open file, or OSError at once."""
-    if os.name == "nt":
-        import msvcrt
+    with open(folder / ".lock", "a+b") as file:
         file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        return
-    import fcntl
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            is_locked = take_lock(file.fileno())
+        except BlockingIOError:
+            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
+                             "--out") from None
+        if not is_locked:
+            warnings.warn(f"the file system of {folder} has no locks: see yourself that no other "
+                          "run writes there", stacklevel=3)
+        yield
+
+
+def take_lock(handle):
+    """Lock an open file, of which a number tells; whether there are such locks. BlockingIOError:
+    another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except PermissionError as error:  # as Windows says that another process has it
+        raise BlockingIOError(error.errno, error.strerror) from None
+    except OSError:  # no locks, or not for this kind of file
+        return False
+    return True
 
 
 # ---- several processes ----
@@ -305,21 +353,24 @@ def group():
             has_nccl = cuda.is_available() and distributed.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
             distributed.init_process_group(backend, timeout=PATIENCE)
+            atexit.register(leave_group)
         yield distributed
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
         reason = re.split(r"\. |\n", reason)[0][:160]
-        raise ConnectionError(f"another process has ended ({reason})") from None
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason})") from None
 
 
 def gather(value):
     """What each process gave, a list in order of rank. All wait for the last one."""
-    values = [value] * processes()
-    if len(values) > 1:
-        with group() as distributed:
-            distributed.all_gather_object(values, value)
+    if processes() == 1:
+        return [value]
+    values = [None for _ in range(processes())]
+    with group() as distributed:
+        distributed.all_gather_object(values, value)
     return values
 
 
@@ -384,11 +435,10 @@ def signals_together():
 
 
 def leave_group():
-    """End the group, if there is one."""
-    if processes() > 1:
-        from torch import distributed
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+    """End the group, unless that has been done."""
+    from torch import distributed
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @contextmanager
@@ -443,17 +493,13 @@ def command(main):
             survive_odd_streams()
             try:
                 with first_alone_prints():
-                    result = main(argv)
-                leave_group()
-                return result
+                    return main(argv)
             except (ValueError, OSError) as error:
                 say_for_all(f"error: {error}")
                 status = 2
             except KeyboardInterrupt as interrupt:
                 if rank() == 0:
-                    # one that came while an earlier one was dealt with has no words of its own
-                    words = str(interrupt) or str(interrupt.__context__ or "") or "interrupted"
-                    say(f"\n{words}")
+                    say(f"\n{str(interrupt) or 'interrupted'}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -480,59 +526,81 @@ def say(text):
     write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
+def handle_signals(handler):
+    """Let `handler(number, frame)` handle Ctrl-C, SIGTERM and SIGHUP; (number, handler before) of
+    each, to give back.
+
+    What is ignored, as by nohup, or handled by other than Python stays as it is. Only the main
+    thread may do this: others leave signals to whoever runs them.
+    """
+    before = []
+    if threading.current_thread() is not threading.main_thread():
+        return before
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before.append((number, signal.signal(number, handler)))
+    return before
+
+
 @contextmanager
 def signals_as_interrupts(received):
-    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into `received`.
+    """Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
+    `received`.
 
-    Only the first of them: who is stopping already is not stopped from saving.
+    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
     """
+    at = -math.inf
+
     def stop(number, frame):
-        received.append(number)
-        if len(received) == 1:
+        nonlocal at
+        now = time.monotonic()
+        if now - at > SAVING_SECONDS:
+            at = now
+            received.append(number)
             raise Stopped
 
-    with handled(("SIGTERM", "SIGHUP"), stop):
+    before = handle_signals(stop)
+    try:
         yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextmanager
 def signals_held():
-    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end; yields the list of those received."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Yields the list of those that came."""
     received = []
-    with handled(("SIGINT", "SIGTERM", "SIGHUP"), lambda number, _: received.append(number)):
+    before = handle_signals(lambda number, frame: received.append(number))
+    try:
         yield received
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
     for number in received[:1]:
         signal.raise_signal(number)
 
 
-@contextmanager
-def handled(names, handler):
-    """Inside, `handler` takes the signals of these names, except those that are ignored, as nohup
-    wants it, and those that something else than Python handles. Only in the main thread."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in names:
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 class Forgiving:
-    """A text stream that goes on when its reader has gone, and in which control characters are
-    written out, whatever prints them; all else is the stream's own."""
+    """A text stream that goes on when its reader has gone, and takes no commands to the terminal.
+
+    So no name of a file, a state or an object has to be looked at where it is printed. All else is
+    the stream's own.
+    """
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text):
-        """Write what can be written."""
+        """Write what can be written, printable."""
         write_quietly(self.stream, printable(text))
         return len(text)
+
+    def writelines(self, lines):
+        """Write each."""
+        for line in lines:
+            self.write(line)
 
     def flush(self):
         """Flush what can be flushed."""
@@ -556,3 +624,8 @@ def survive_odd_streams():
         is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
         if not is_own and stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
+
+
+if __name__ == "__main__":
+    print("common.py holds what the scripts share: progress, errors, whole files, several "
+          "processes; run `python compcos.py`.")

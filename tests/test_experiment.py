@@ -688,6 +688,18 @@ def test_files_of_wrong_content(toy, tmp_path, capsys, contents):
         )
 
 
+def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):
+    def too_early(*_, **__):
+        pytest.fail("features were asked for first")
+
+    monkeypatch.setattr(image_features, "load_features", too_early)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        run("--dataset", toy, "--out", tmp_path / "file" / "run")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: cannot write into ")
+
+
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsys):
     """Headers and directory of the archives too, and the table of curves."""
     out = run("--dataset", toy, "--out", tmp_path / "run", "--members", "1")
@@ -731,18 +743,6 @@ def test_a_log_that_cannot_be_written_costs_a_warning(toy, tmp_path, capsys):
     (out / "log.csv").rmdir()
     run("--dataset", toy, "--out", out, "--resume")
     assert len((out / "log.csv").read_text().splitlines()) == 5
-
-
-def test_a_place_for_results_is_looked_at_before_features(toy, tmp_path, capsys, monkeypatch):
-    def extracted(*_, **__):
-        pytest.fail("the features came first")
-
-    monkeypatch.setattr(experiment.image_features, "load_features", extracted)
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(SystemExit) as stop:
-        run("--dataset", toy, "--out", tmp_path / "file/run")
-    assert stop.value.code == 2
-    assert "cannot write into" in capsys.readouterr().err
 
 
 def test_parts_of_a_killed_run_are_gone_with_the_next(toy, tmp_path):
