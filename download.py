@@ -139,10 +139,10 @@ def obtain(job):
 # ---- fetching ------------------------------------------------------------------------------------
 
 
-def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
+def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1, starts=ARCHIVE_STARTS):
     """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
 
-    copies: how many files of this size the disk must have room for; timeout: seconds without a
+    starts: bytes of which the file begins with some; copies: how many files of this size the disk must have room for; timeout: seconds without a
     byte that end a try; wait: seconds before the second try, doubled before each further one.
     ConnectionError (an OSError): not reached in `tries`; OSError: no such address, or no room;
     ValueError: what came is no archive.
@@ -154,7 +154,7 @@ def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
         if attempt > 0:
             time.sleep(wait * 2 ** (attempt - 1))
         try:
-            receive(url, file, copies, timeout)
+            receive(url, file, copies, timeout, starts)
             return
         except urllib.error.HTTPError as error:
             why = str(error)
@@ -166,7 +166,7 @@ def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
     raise ConnectionError(f"{url}: {why}; what has come is kept, run it again to go on")
 
 
-def receive(url, file, copies, timeout):
+def receive(url, file, copies, timeout, starts):
     """One try of `fetch`. ConnectionError if the answer ends early."""
     with ask(url, timeout) as answer:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def receive(url, file, copies, timeout):
     have = part.stat().st_size
     if size and have != size:
         raise ConnectionError(f"the connection ended after {have:,} of {size:,} bytes")
-    check_start(url, part, file)
+    check_start(url, part, file, starts)
     os.replace(part, file)
 
 
@@ -217,11 +217,11 @@ def continues(headers, have, size):
     return int(headers.get("Content-Length", -1)) == size - have
 
 
-def check_start(url, part, file):
-    """ValueError, and no part left, if what came does not begin as an archive does."""
+def check_start(url, part, file, starts):
+    """ValueError, and no part left, if what came begins with none of `starts`, as an archive does."""
     with open(part, "rb") as begun:
         start = begun.read(200)
-    if start[:2] in ARCHIVE_STARTS:
+    if start.startswith(starts):
         return
     part.unlink()
     what = f"a file that begins {start[:12]!r}"

@@ -1000,6 +1000,8 @@ def load(files):
 
 def _read(path):
     """The arrays of one file by name, or a ValueError (an OSError if it cannot be opened)."""
+    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
+        raise ValueError(f"{path} is no plain file: expected an .npz or .npy file")
     try:
         data = np.load(path, mmap_mode="r")
         if isinstance(data, np.ndarray):

@@ -14,7 +14,6 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tempfile
 import time
 import warnings
@@ -37,10 +36,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
 import data
+import download
 
 # The last 8 digits begin the file's SHA-256.
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 WEIGHTS_DIGITS = 8
+SAVED_STARTS = b"PK", b"\x80\x02"  # of files that torch.save wrote, of now and of old
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -181,6 +182,11 @@ def _weights_digits():
     return Path(WEIGHTS_URL).stem[-WEIGHTS_DIGITS:]
 
 
+def _digits_of(path):
+    """The first digits of a file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:WEIGHTS_DIGITS]
+
+
 def _weights_file(weights=None):
     """The file given, else where torch hub keeps the published one (it may not be there yet)."""
     if not weights:
@@ -244,11 +250,15 @@ def load_backbone(weights=None):
 
 def _download_weights(path):
     """Fetch the published weights; OSError says where else to get them and where to put them."""
+    unchecked = path.with_name(f"{path.name}.unchecked")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(WEIGHTS_URL, path, _weights_digits(),
-                                       progress=sys.stderr.isatty())
-    except (OSError, RuntimeError) as error:  # RuntimeError: another hash
+        download.fetch(WEIGHTS_URL, unchecked, starts=SAVED_STARTS, tries=2)
+        digits = _digits_of(unchecked)
+        if digits != _weights_digits():
+            unchecked.unlink()
+            raise ValueError(f"its hash begins {digits}, expected {_weights_digits()}")
+        os.replace(unchecked, path)
+    except (OSError, ValueError) as error:
         raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} "
                       f"elsewhere and put it at {path}, or name the file by --weights FILE"
                       ) from error
@@ -558,7 +568,7 @@ def describe(weights, upright):
     path = _weights_file(weights)
     digits = _weights_digits()
     if weights is not None or path.exists():
-        digits = hashlib.sha256(path.read_bytes()).hexdigest()[:WEIGHTS_DIGITS]
+        digits = _digits_of(path)
     turned = ", upright" if upright else ""
     return f"ResNet-18 (weights {digits}), 224 of 256 pixels{turned}"
 

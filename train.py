@@ -363,6 +363,7 @@ class Run:
         self.best = None         # the model's tensors at the best epoch
         self.snapshot = None     # all that training goes on from, at the last whole epoch
         self.history = []
+        self.announced = time.monotonic()
 
     def go_on(self, state, device):
         """Begin where `state`, read from last.pt, ended."""
@@ -542,15 +543,18 @@ def draw_order(count, passes, seed, epoch):
 
 
 def announce(run, epochs):
-    """A line an epoch on stderr, when that is a terminal."""
-    if sys.stderr.isatty():
-        row = run.history[-1]
-        recent = run.history[-20:]
-        seconds = sum(row["seconds"] for row in recent) / len(recent)
-        print(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
-              f"{100 * row['validation']:.2f} %  "
-              f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
-              f"{common.duration(seconds * (epochs - row['epoch']))} left", file=sys.stderr)
+    """A line on stderr: an epoch on a terminal, a minute in a batch job's log."""
+    now = time.monotonic()
+    if not common.is_terminal(sys.stderr) and now - run.announced < common.BATCH_SECONDS:
+        return
+    run.announced = now
+    row = run.history[-1]
+    recent = run.history[-20:]
+    seconds = sum(row["seconds"] for row in recent) / len(recent)
+    common.say(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
+               f"{100 * row['validation']:.2f} %  "
+               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
+               f"{common.duration(seconds * (epochs - row['epoch']))} left")
 
 
 def write_log(out, history):

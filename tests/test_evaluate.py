@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -1259,3 +1260,10 @@ def test_a_huge_shape_in_a_header_ends_in_one_line(saved, capsys):
             module.main([str(folder / "huge.npz")])
         error = capsys.readouterr().err
         assert exit.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "scores.npz")
+    with pytest.raises(ValueError, match="no plain file"):
+        module.load([tmp_path / "scores.npz"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -698,3 +699,77 @@ def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, m
         run("--dataset", toy, "--out", tmp_path / "file" / "run")
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: cannot write into ")
+
+
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsys):
+    """Headers and directory of the archives too, and the table of curves."""
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--members", "1")
+
+    def read(path):
+        if path.suffix == ".npz":
+            data.check_archive(path)
+            with np.load(path) as archive:
+                return {name: archive[name].tobytes() for name in archive}
+        held = train.load_file(path, ())
+        weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}
+        return {**held, "weights": weights, "feasibility": held["feasibility"].tolist(),
+                "seen": held["seen"].tolist(), "named": held["named"].tolist(),
+                "closed": held["closed"].tolist()}
+
+    for name in ("best.pt", "curves.npz"):
+        path = out / name
+        whole = path.read_bytes()
+        before = read(path)
+        places = [*range(0, len(whole), len(whole) // 30), *range(len(whole) - 900, len(whole), 31)]
+        for place in places:
+            broken = bytearray(whole)
+            broken[place] ^= 4
+            path.write_bytes(broken)
+            try:
+                after = read(path)
+            except (ValueError, OSError) as error:
+                assert name in str(error)
+            else:
+                assert after == before, place
+
+
+def test_a_log_that_cannot_be_written_costs_a_warning(toy, tmp_path, capsys):
+    (tmp_path / "run/log.csv").mkdir(parents=True)
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ")
+    assert "cannot write" in said
+    assert "log.csv" in said
+    assert (out / "metrics.json").exists()
+    (out / "log.csv").rmdir()
+    run("--dataset", toy, "--out", out, "--resume")
+    assert len((out / "log.csv").read_text().splitlines()) == 5
+
+
+def test_parts_of_a_killed_run_are_gone_with_the_next(toy, tmp_path):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    for name in ("best.pt", "scores.npy"):
+        experiment.common.part_of(out / name).write_bytes(b"half")
+    run("--dataset", toy, "--out", out, "--resume")
+    assert not list(out.glob(".*.part"))
+
+
+def test_a_run_that_starts_anew_says_so(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    (out / "metrics.json").unlink()  # as if it had been stopped before
+    capsys.readouterr()
+    run("--dataset", toy, "--out", out)
+    assert "unfinished run is replaced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal, lines", [(False, 1), (True, 4)])
+def test_a_batch_log_gets_an_epoch_a_minute(capsys, monkeypatch, terminal, lines):
+    """Epochs of 20 s each, of which four make one line in a log."""
+    row = dict(epoch=1, loss=0.5, validation=0.25, seconds=20.0)
+    standing = SimpleNamespace(history=[row], best_value=0.25, best_epoch=1, announced=0.0)
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train.common, "is_terminal", lambda stream: terminal)
+    for now[0] in (20.0, 40.0, 60.0, 80.0):
+        train.announce(standing, 10)
+    assert capsys.readouterr().err.count("epoch 1/10  loss 0.5000  ") == lines

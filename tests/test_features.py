@@ -6,9 +6,11 @@ import hashlib
 import http.server
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -232,7 +234,7 @@ def test_download_is_checked_and_kept(hub, weights, monkeypatch):
     with pytest.raises(OSError, match=r"404.*--weights FILE"):
         features.load_backbone()
     (served / weights.name).write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(OSError, match=r"invalid hash.*--weights FILE"):
+    with pytest.raises(OSError, match=r"its hash begins.*--weights FILE"):
         features.load_backbone()
     assert not list(cache.glob("*"))
     (served / weights.name).write_bytes(weights.read_bytes())
@@ -245,6 +247,21 @@ def test_download_is_checked_and_kept(hub, weights, monkeypatch):
         assert not model.training and not any(
             parameter.requires_grad for parameter in model.parameters()
         )
+
+
+def test_a_server_of_weights_that_hangs_times_out(hub, monkeypatch):
+    """It takes the connection and never answers."""
+    cache, _, _ = hub
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(features, "WEIGHTS_URL", f"http://127.0.0.1:{port}/net-01234567.pth")
+        monkeypatch.setattr(features.download.fetch, "__kwdefaults__",
+                            features.download.fetch.__kwdefaults__ | dict(timeout=0.2, wait=0))
+        started = time.monotonic()
+        with pytest.raises(OSError, match=r"timed out.*put it at .*--weights FILE"):
+            features.load_backbone()
+    assert time.monotonic() - started < 5
+    assert not list(cache.glob("*"))
 
 
 def test_weights_that_are_none(tmp_path):
