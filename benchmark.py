@@ -686,7 +686,7 @@ class Sizes(NamedTuple):
     steps: int       # an epoch
 
 
-ON_GPU = Sizes(32_768, 1, 4, 2000, 5000, 512, 100)
+ON_GPU = Sizes(16_384, 1, 4, 2000, 5000, 512, 100)
 ON_CPU = Sizes(192, 10, 1, 200, 500, 64, 3)
 WORTH = 1.2  # times as fast, from which on a second GPU is worth it
 
@@ -698,8 +698,13 @@ def bench_processes(repeat):
     for work, seconds in alone.items():
         ratio = seconds / together[work]
         verdict = "" if ratio >= WORTH else ": not worth it"
+<<<<<<< HEAD
         print(f"processes, {work}: one {seconds:.2f} s, two {together[work]:.2f} s, "
               f"{ratio:.2f} times as fast{verdict}", flush=True)
+=======
+        print(f"processes, {work}: one {alone:.3g} s, two {two[work]:.3g} s, {ratio:.2f} times as "
+              f"fast{verdict}", flush=True)
+>>>>>>> main
 
 
 def seconds_of(processes, repeat):
@@ -724,34 +729,30 @@ def time_processes(repeat):
     device = pick_device()
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     seconds = {}
+
+    def report(work, taken):
+        seconds[work] = taken
+        if common.rank() == 0:
+            print(f"processes: {common.processes()}, {work}: {taken:.3g} s", file=sys.stderr,
+                  flush=True)
+
     with tempfile.TemporaryDirectory() as own:
         folder = Path(common.gather(own)[0])
         if common.rank() == 0:
             write_photo_dataset(folder / "photos", sizes.photos)
         common.gather("the photos are there")
+        large = f"one seed at {sizes.states:,} x {sizes.objects:,}, batch {sizes.batch}"
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-            work = f"extraction of {sizes.photos:,} photos"
-            seconds[work] = told(work, time_extraction(folder, device, repeat))
-            work = "four seeds at fashion's size"
-            seconds[work] = told(work, time_seeds(folder, sizes, 4, device, repeat))
-            work = "one seed of it"
-            seconds[work] = told(work, time_seeds(folder, sizes, 1, device, repeat))
-        work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
-                f"{sizes.batch}, {sizes.steps} steps")
-        seconds[work] = told(work, time_large(sizes, device, repeat))
+            report(f"extraction of {sizes.photos:,} photos",
+                   time_extraction(folder, device, repeat))
+            report("four seeds at fashion's size", time_seeds(folder, sizes, 4, device, repeat))
+            report("one seed of it", time_seeds(folder, sizes, 1, device, repeat))
+        step, epoch = time_large(folder, sizes, device, repeat)
+        report(f"a step of {large}", step)
+        report(f"an epoch of {large}, {sizes.steps} steps", epoch)
         common.gather("all is done")
     if common.rank() == 0:
         print(json.dumps(seconds))
-    common.leave_group()
-
-
-def told(work, seconds):
-    """`seconds`, after a line on stderr by the first process: how far a long benchmark is."""
-    import common
-
-    if common.rank() == 0:
-        print(f"{common.processes()} processes, {work}: {seconds:.2f} s", file=sys.stderr)
-    return seconds
 
 
 def median_together(function, device, repeat):
@@ -814,19 +815,22 @@ def time_seeds(folder, sizes, seeds, device, repeat):
     prepared = prepare_recipe("strong", sizes.members, device, sizes.divisor)
 
     def train(number):
+        settings = prepared.settings
+        if number == 0:  # to warm up
+            settings = settings | dict(epochs=1)
         experiment.experiment(
             lambda: compcos.make_model(prepared), prepared.dataset, prepared.features,
-            settings=prepared.settings, seeds=list(range(seeds)), device=device,
+            settings=settings, seeds=list(range(seeds)), device=device,
             out=folder / f"runs{seeds}", splits=True)
 
     return median_together(train, device, repeat)
 
 
-def time_large(sizes, device, repeat):
-    """Median seconds of an epoch, validation included, of a large vocabulary, after a first one."""
-    import common
+def time_large(folder, sizes, device, repeat):
+    """Median seconds of a step and of a whole epoch, with all that follows it, of a large
+    vocabulary."""
     from compcos import CompCos
-    from train import fit, selection, sweep
+    from train import fit, selection, stepper, sweep
 
     S = sizes.states
     O = sizes.objects
@@ -836,7 +840,7 @@ def time_large(sizes, device, repeat):
     seen = random_seen(random, S, O, S * O // 200)
     seen[np.arange(S), np.arange(S) % O] = True  # each state and each object is seen
     seen[np.arange(O) % S, np.arange(O)] = True
-    targets = random.choice(np.flatnonzero(seen), count)
+    targets = torch.as_tensor(random.choice(np.flatnonzero(seen), count), device=device)
     features = torch.randn(count, 512, device=device)
     shown = random.integers(0, S * O, count // 10)  # most of these are unseen
     validation = torch.randn(len(shown), 512, device=device)
@@ -844,16 +848,22 @@ def time_large(sizes, device, repeat):
     model = CompCos(random.normal(size=(S, 300)), random.normal(size=(O, 300)), 512).to(device)
     model.set_training(seen)
 
+    step, _ = stepper(model, adam(model), features, targets)
+    batch = torch.arange(sizes.batch, device=device)
+    steps = 10 if device.type == "cuda" else 1
+
+    def train(number):
+        for _ in range(steps):
+            step(batch)
+
     def validate():
         swept, _ = sweep(model, validation, shown, seen, everything)["open"]
         return selection(swept.report())
 
-    with tempfile.TemporaryDirectory() as out:
-        history = fit(model, features, torch.as_tensor(targets, device=device), validate,
-                      epochs=1 + repeat, batch_size=sizes.batch, lr=5e-5, weight_decay=5e-5,
-                      seed=0, out=Path(common.gather(out)[0]), settings={})
-        common.gather("the first one's folder may go")
-    return sorted(row["seconds"] for row in history[1:])[repeat // 2]
+    one_step = median_together(train, device, repeat) / steps
+    history = fit(model, features, targets, validate, epochs=1 + repeat, batch_size=sizes.batch,
+                  lr=5e-5, weight_decay=5e-5, seed=0, out=folder, settings={})
+    return one_step, sorted(row["seconds"] for row in history[1:])[repeat // 2]
 
 
 BENCHMARKS = {

@@ -384,6 +384,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         raise ValueError("feasibility and thresholds must be numbers, got no threshold")
     if np.isnan(feasibility).any() or np.isnan(thresholds).any():
         raise ValueError("feasibility and thresholds must be numbers, got nan")
+    if gather is not None and not callable(gather):
+        raise ValueError(f"gather must be a function or None, got {_in_words(gather)}")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
     levels = _levels(whole, feasibility, steps)
 
@@ -399,7 +401,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         raise ValueError("no images to evaluate: the blocks are empty")
     seen_score, seen_right, unseen_score, unseen_right, target = map(np.concatenate, zip(*parts))
     is_seen = whole.seen[target]
-    once = np.ones(len(target), int)
+    counts = np.ones(len(target), int)  # each image once
 
     def areas(i):  # of both protocols at steps[i], as BiasSweep does it for k = 1
         best_unseen = unseen_score[:, i].astype(float)
@@ -408,7 +410,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         turn = np.where(right_somewhere, _crossings(seen_score, best_unseen), never)
         with np.errstate(invalid="ignore"):  # -inf - -inf: no candidate of either kind
             turns = _turns(turn, is_seen, seen_score - best_unseen)
-        return [_curve(turns, once, once, protocol)[1] for protocol in PROTOCOLS]
+        return [_curve(turns, counts, counts, protocol)[1] for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
@@ -534,7 +536,7 @@ def _each_block(scores, target, count, work):
     step = max(1, BLOCK // (count * np.dtype(kind).itemsize))
     step = min(step, max(len(scores), 1))
 
-    def one(start, scratch):
+    def check_and_work(start, scratch):
         piece = scores[start:start + step]
         if piece.dtype.kind in "iu":
             _check_whole(piece, start)
@@ -549,9 +551,9 @@ def _each_block(scores, target, count, work):
                              f"{block[row, column]}; to exclude compositions pass candidates")
         return made
 
-    def several(starts):
+    def work_through(starts):
         scratch = np.empty((step, count), kind)  # fresh memory for every block would cost more
-        return [one(start, scratch) for start in starts]
+        return [check_and_work(start, scratch) for start in starts]
 
     # A few strips of consecutive blocks for each thread: NumPy lets go of the interpreter, and
     # handing over block by block would cost more. In order, so the first row's error comes first.
@@ -560,8 +562,8 @@ def _each_block(scores, target, count, work):
     strips = [starts[i:i + length] for i in range(0, len(starts), length)]
     results = []
     with ThreadPoolExecutor(THREADS) as pool:
-        for strip in pool.map(several, strips):
-            results += strip
+        for made in pool.map(work_through, strips):
+            results += made
     return results
 
 
@@ -936,8 +938,8 @@ def _checked_bias(bias):
     """A float64 bias, infinite or not, of a number of any type; or a ValueError."""
     number = _plain("bias", bias)
     if not _is_number(number):
-        raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of seen or "
-                         "unseen alone has none")
+        raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of "
+                         "seen or unseen alone has none")
     if number.dtype.kind in "iu" and int(float(number)) != int(number):
         raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
     return float(number)
@@ -1049,12 +1051,14 @@ def comparison_table(comparisons):
              f"{'':24}{'a':>8}{'b':>8}{'a - b':>26}{'a leads':>10}"]
     for protocol, comparison in comparisons.items():
         for name in HEADLINE:
-            a, b, difference, low, high, leads = (
-                100 * comparison[name + end]
-                for end in ("_a", "_b", "_difference", "_difference_low", "_difference_high",
-                            "_a_leads"))
-            interval = f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(f"{name + ', ' + protocol:24}{a:8.2f}{b:8.2f}{interval:>26}{leads:10.1f}")
+            percent = {}
+            for end in ("a", "b", "difference", "difference_low", "difference_high", "a_leads"):
+                # Adding 0 turns the -0.00 of what is equal but for rounding into +0.00.
+                percent[end] = round(100 * comparison[f"{name}_{end}"], 2) + 0.0
+            interval = (f"{percent['difference']:+.2f} [{percent['difference_low']:+.2f}, "
+                        f"{percent['difference_high']:+.2f}]")
+            lines.append(f"{name + ', ' + protocol:24}{percent['a']:8.2f}{percent['b']:8.2f}"
+                         f"{interval:>26}{percent['a_leads']:10.1f}")
     return "\n".join(lines)
 
 
@@ -1119,10 +1123,13 @@ def _write_whole(path, write):
 
 
 def _sweep_of_files(files, topk):
-    """The BiasSweep of saved arrays."""
+    """The BiasSweep of saved arrays; a ValueError about these names the files."""
     scores, target, arrays = load(files)
-    sweep = BiasSweep(**arrays, topk=topk)
-    sweep.update(scores, target)
+    try:
+        sweep = BiasSweep(**arrays, topk=topk)
+        sweep.update(scores, target)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(files)}: {error}") from None
     return sweep
 
 
@@ -1210,4 +1217,9 @@ def main(argv=None):
 
 if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of source
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -354,6 +355,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     holds. Several processes do it together, and the first one writes."""
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
+    if writes:
+        common.clear_parts(out)
     if not resume and writes:
         if (out / "last.pt").exists() and not (out / "metrics.json").exists():
             print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
@@ -405,7 +408,7 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = out / ".scores.npy.part"
+    part = common.part_of(out / "scores.npy")
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
@@ -502,6 +505,7 @@ def remove_other_runs(out, seeds, resume):
         if not (folder / "metrics.json").exists():
             print(f"note: the unfinished run in {folder} is removed, since --resume was not given")
         remove_results(folder)
+        common.clear_parts(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
 
@@ -541,7 +545,27 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together):
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
+    run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
+    print("\n".join(next_steps(dataset, settings, run)))
     return results
+
+
+def next_steps(dataset, settings, run):
+    """Lines that say what can be done with the folder `run` of a finished run."""
+    lines = ["what next:"]
+    if settings["model"] == "compcos":
+        command = f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))}"
+        photo = dataset.path(dataset.images["test"][0])
+        if photo.exists():
+            lines.append(f"  predict:  {command} --predict {shlex.quote(str(photo))}")
+        else:
+            lines.append(f"  predict:  {command} --features FILE")
+    scores = shlex.quote(str(run / "scores_open.npz"))
+    draw = f"  a curve:  python evaluate.py {scores} --plot curve.png"
+    if not (run / "scores.npy").exists():
+        draw += "  (after the same command with --resume --save-scores)"
+    lines.append(draw)
+    return lines
 
 
 def describe_model(settings):
@@ -773,6 +797,7 @@ def prepare(options, model, defaults):
     common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    common.check_writable(out)
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")
@@ -844,3 +869,8 @@ def checksum(dataset, vectors, features):
     for array in arrays:
         content = zlib.crc32(np.ascontiguousarray(array), content)
     return content
+
+
+if __name__ == "__main__":
+    print("experiment.py makes one experiment of options, training and tests; run "
+          "`python compcos.py` for one.")

@@ -21,6 +21,7 @@ import operator
 import re
 import sys
 import warnings
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -379,6 +380,8 @@ def read_pairs(path, *, training=False):
         lines[0] = ""
     header = next((line for line in lines if line.strip()), "")
     separator = max(",;\t", key=header.count)
+    if separator not in header:
+        separator = " "
     columns = [cell.strip(' "\r').lower() for cell in header.split(separator)]
     if _column(columns, "state") is not None and _column(columns, "object") is not None:
         return _pairs_of_table(path, lines, separator, training)
@@ -405,7 +408,8 @@ def _pairs_of_list(path, lines):
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        names = tuple(" ".join(name.split()) for name in line.strip().split(separator))
+        cells = [cell.strip(' "') for cell in line.strip().split(separator)]
+        names = tuple(" ".join(cell.split()) for cell in cells)
         if len(names) != 2 or not all(names):
             raise ValueError(f"{path}, line {number}: expected `state object`, two words; names "
                              "with spaces need a tab or a comma between them on every line")
@@ -614,13 +618,13 @@ def _first_complete(name, table, kind):
 
 def _text_table(path, names):
     """Text lines `word number ...` -> their kind, and {word: vector (D,)} for what names need."""
-    with _opened(path) as file:
-        kind, dim, start = _shape_of_text(file.read(HEAD), path)
-        wanted = {word.encode(): word for word in _wanted(names, kind)}
-        table = {}
-        file.seek(start)
-        first_number = 1 if kind == "glove" else 2
-        try:
+    table = {}
+    try:
+        with _opened(path) as file:
+            kind, dim, start = _shape_of_text(file.read(HEAD), path)
+            wanted = {word.encode(): word for word in _wanted(names, kind)}
+            file.seek(start)
+            first_number = 1 if kind == "glove" else 2
             for number, line in enumerate(file, first_number):
                 if b"\t" in line:
                     line = line.replace(b"\t", b" ")
@@ -631,8 +635,8 @@ def _text_table(path, names):
                 if len(numbers) == dim and entry != word:
                     continue  # a longer entry with spaces in it, of which this is the first word
                 table[wanted[word]] = _vector_of(numbers, dim, f"{path}, line {number}", word)
-        except EOFError as error:
-            raise ValueError(f"{path}: {error}") from None
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from None
     return kind, table
 
 
@@ -663,7 +667,10 @@ def _shape_of_text(head, path):
     lines = head[start:].split(b"\n")
     counts = re.fullmatch(rb"(\d+)\s+(\d+)\s*", lines[0])
     if counts:
-        return "text", int(counts[2]), start + len(lines[0]) + 1
+        dim = int(counts[2])
+        if not 0 < dim < HEAD:
+            raise ValueError(f"{path}: its first line says that a vector has {dim} numbers")
+        return "text", dim, start + len(lines[0]) + 1
     if len(lines) > 1:
         lines.pop()  # what follows the last line end: nothing, or part of a line
     # Entries with spaces in them make their lines look longer: most lines have none.
@@ -688,8 +695,8 @@ def _npz_tables(path):
         if names not in arrays or vectors not in arrays:
             continue
         rows = arrays[vectors]
-        if rows.ndim != 2 or arrays[names].shape != rows.shape[:1]:
-            raise ValueError(f"{path}: {vectors} has shape {rows.shape}; expected "
+        if rows.dtype.kind not in "fiu" or rows.ndim != 2 or arrays[names].shape != rows.shape[:1]:
+            raise ValueError(f"{path}: {vectors} are {rows.dtype} {rows.shape}; expected numbers "
                              f"({arrays[names].size}, D) for {names}")
         tables[names] = {}
         for name, vector in zip(arrays[names].tolist(), rows.astype(np.float64)):
@@ -718,8 +725,9 @@ def _load_npz(path, keys):
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile have many ways to say that this is not the file
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)} "
-                         f"({error})") from error
+                         f"({reason})") from error
 
 
 def _arrays(path, *keys):
@@ -1091,4 +1099,9 @@ def _print_figures(table):
 
 
 if __name__ == "__main__":
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

@@ -266,3 +266,8 @@ def direct_tmn_loss(parameters, x, pairs):
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
           "tmn": direct_tmn_scores, "apart": direct_apart}
+
+
+if __name__ == "__main__":
+    print("reference.py holds the plain forms of the equations, for tests and reading; run "
+          "`python -m pytest`.")

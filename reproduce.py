@@ -79,7 +79,8 @@ STRONG_RUNS = {
 # Images of unit length need a scale again; the margin keeps 7.2 ρ off the logits.
 CHANGES = {  # run -> (what is changed of `strong4`, options)
     "without-dropout": ("dropout 0.5", "--dropout 0.5"),
-    "without-length": ("images of unit length (scale 20, α 0.36)", "--cosine --scale 20 --margin 0.36"),
+    "without-length": ("images of unit length (scale 20, α 0.36)",
+                       "--cosine --scale 20 --margin 0.36"),
     "without-word-rate": ("word embeddings at the common rate", "--word-rate 1"),
     "without-open": ("closed loss", "--world closed"),
     "without-average": ("no average of the weights", "--average 0"),

@@ -292,16 +292,18 @@ def last_epoch_kept(run, out, settings):
     """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        yield
+        try:
+            yield
+        finally:
+            if run.epoch > first:
+                with common.signals_held():
+                    run.save(out, settings)
     except (KeyboardInterrupt, ConnectionError) as error:
         saved = "no epoch was finished"
         if run.epoch:
             saved = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else error
         raise type(error)(f"{why}: {saved}") from None
-    finally:
-        if run.epoch > first:
-            run.save(out, settings)
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
@@ -622,3 +624,8 @@ def load_file(path, keys):
                          f"{', '.join(keys)} (for published "
                          "files: compcos.load_published)")
     return contents
+
+
+if __name__ == "__main__":
+    print("train.py is the training loop and the contract of a model; run "
+          "`python compcos.py` to train.")

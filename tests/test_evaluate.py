@@ -1084,6 +1084,8 @@ def test_wrong_types_are_named():
             threshold_sweep(blocks, SEEN, np.zeros(2), [0.5])
     with pytest.raises(ValueError, match="thresholds"):
         threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), ["a"])
+    with pytest.raises(ValueError, match="gather must be a function"):
+        threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), [0.5], gather=3)
 
 
 def test_update_kept_refuses_a_column_twice():
@@ -1188,6 +1190,18 @@ def test_script_compares_averages_and_resamples(saved, capsys):
         with pytest.raises(SystemExit) as exit:
             module.main([files[0], *wrong])
         assert exit.value.code == 2 and capsys.readouterr().err.startswith("error: ")
+    np.savez(folder / "other.npz", **{**other, "scores": arrays["scores"] * np.nan})
+    with pytest.raises(SystemExit):
+        module.main(files)
+    assert "other.npz: scores must be finite" in capsys.readouterr().err  # not scores.npz
+
+
+def test_a_comparison_shows_no_negative_zero():
+    values = {"confidence": 0.95, "unit": "image"}
+    for name in HEADLINE:
+        for end in "a", "b", "difference", "difference_low", "difference_high", "a_leads":
+            values[f"{name}_{end}"] = -1e-17
+    assert "-0.00" not in module.comparison_table({"exact": values})
 
 
 def test_damaged_archives_end_in_one_line(saved, capsys):

@@ -448,6 +448,39 @@ def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
     ]  # the second batch was still on its way
 
 
+def test_signalled_script_keeps_its_work(tmp_path, cheap, decoded):
+    """A cluster's way to stop a job, sent twice as some do, the second one into the save."""
+    dataset = make_dataset(tmp_path)
+    rows = ["image,state,object,split"]
+    for number, phase in enumerate(["train", "train", "train", "val", "val", "test"]):
+        rows.append(f"red_shoe/{number}.png,red,shoe,{phase}")
+    (tmp_path / "images.csv").write_text("\n".join(rows))
+    program = f"""if True:
+        import os, signal, sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
+        import common, features, test_features
+        calls = []
+        def stopped(batch):
+            calls.append(0)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 2 * test_features.mean_colour(batch)
+        write_whole = common.write_whole
+        def again(path, contents):
+            os.kill(os.getpid(), signal.SIGTERM)
+            write_whole(path, contents)
+        common.write_whole = again
+        features.load_backbone = lambda weights: stopped
+        features.main(sys.argv[1:])"""
+    command = [sys.executable, "-c", program, tmp_path, "--weights", cheap, "--batch-size", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 143 and "Traceback" not in ended.stderr
+    decoded.clear()
+    np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
+    assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
+    assert not list(tmp_path.rglob("*part*"))
+
+
 def test_killed_extraction_resumes(tmp_path, cheap, decoded):
     program = f"""if True:
         import os, pathlib, sys

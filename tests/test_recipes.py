@@ -4,6 +4,7 @@ changing the project."""
 import csv
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 import baselines
 import compcos
 import data
+import evaluate
 import experiment
 import reproduce
 from compcos import CompCos, Members, predict, predict_images
@@ -328,3 +330,20 @@ def test_a_mask_must_gain_more_than_it_is_expected_to_lose():
                 in_sight.append(rank >= threshold_rank)
             kept = np.mean(in_sight) / (1 - hidden / n)
             assert kept == pytest.approx(1 - experiment.expected_loss(n), abs=1e-12)
+
+
+def test_a_run_ends_with_commands_that_work(toy, tmp_path, capsys):  # noqa: F811
+    """The last lines name a command that predicts and one that draws the curve, as they stand."""
+    out = tmp_path / "a run"
+    run(toy, out, "--epochs", 1, "--save-scores")
+    steps = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("  "):
+            name, _, command = line.partition(":")
+            steps[name.strip()] = shlex.split(command)
+    assert steps["predict"][:2] == ["python", "compcos.py"] and steps["predict"][-1] == "FILE"
+    compcos.main([*steps["predict"][2:-1], str(toy / "features.npz"), "--device", "cpu"])
+    assert "candidates, bias" in capsys.readouterr().out
+    assert steps["a curve"][:2] == ["python", "evaluate.py"]
+    evaluate.main([steps["a curve"][2]])
+    assert "AUC" in capsys.readouterr().out
