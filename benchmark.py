@@ -698,13 +698,8 @@ def bench_processes(repeat):
     for work, seconds in alone.items():
         ratio = seconds / together[work]
         verdict = "" if ratio >= WORTH else ": not worth it"
-<<<<<<< HEAD
-        print(f"processes, {work}: one {seconds:.2f} s, two {together[work]:.2f} s, "
+        print(f"processes, {work}: one {seconds:.3g} s, two {together[work]:.3g} s, "
               f"{ratio:.2f} times as fast{verdict}", flush=True)
-=======
-        print(f"processes, {work}: one {alone:.3g} s, two {two[work]:.3g} s, {ratio:.2f} times as "
-              f"fast{verdict}", flush=True)
->>>>>>> main
 
 
 def seconds_of(processes, repeat):
