@@ -2,8 +2,9 @@
 `python baselines.py --model leplus|aop|tmn|symnet|apart`.
 
 Each keeps the contract of a model that `train.py` states. A model of your own is one class and one
-line, `baselines.MODELS["mine"] = Mine`; it is made as `Mine(state_vectors, object_vectors,
-feature_dim, seen, **its own settings)`, these from `DEFAULTS["mine"]` if there is such an entry.
+line, `baselines.MODELS["mine"] = Mine` (README shows one under "Change it"). It is made as
+`Mine(state_vectors, object_vectors, feature_dim, seen, **its own settings)`, these from
+`DEFAULTS["mine"]` if there is such an entry.
 
 Shapes: B images, F features, S states, O objects, C = S*O compositions, (s, o) at s*O + o, P of
 them in training; D embedding size. TMN: L layers of K modules of width w, n negatives an image,
@@ -37,6 +38,7 @@ from train import primitive_vectors
 class Compared(nn.Module):
     """The part of train.py's contract that all systems here have in common.
 
+    A model of your own, too, may begin with it: what is left is `loss`, `score` and `config`.
     `states` (S,D) and `objects` (O,D) begin as the word vectors, and are trained or fixed.
     ValueError: vectors of other shapes or not finite.
     """
@@ -54,6 +56,9 @@ class Compared(nn.Module):
 
     def after_epoch(self, epoch):
         """Nothing changes from epoch to epoch."""
+
+    def compositions(self):
+        """Nothing that all images share in scoring."""
 
     def feasibility(self, seen):
         """ρ (S,O) of the word vectors (Eq. 3-5), a NumPy array; seen (S,O) bool.
@@ -323,6 +328,16 @@ class SymNet(Compared):
             distances.append(without - with_it)
         return torch.cat(distances)
 
+    def state_loss(self, v, minus_a, a):
+        """The states a (B,) are read from images v (B,D), and not once they are detached.
+
+        As published, the second term takes the other images' logits: the sum over the batch
+        without the image's own.
+        """
+        detached = self.to_state(minus_a)
+        read = F.cross_entropy(self.to_state(v), a)
+        return read + F.cross_entropy(detached.sum(0) - detached, a)
+
     def loss(self, features, target, negatives=None):
         """The five weighted sums of SymNet: state, object, triplet, symmetry, axiom.
 
@@ -348,12 +363,7 @@ class SymNet(Compared):
         plus_b = plus(v, b)
         minus_b = minus(v, b)
 
-        # The state is read from v, and cannot be read once it is detached. As published, the second
-        # term takes the other images' logits: the sum over the batch without the image's own.
-        detached = self.to_state(minus_a)
-        state = F.cross_entropy(self.to_state(v), a)
-        state = state + F.cross_entropy(detached.sum(0) - detached, a)
-        state = state + F.cross_entropy(self.moving(v, attach, detach), a)
+        state = self.state_loss(v, minus_a, a) + F.cross_entropy(self.moving(v, attach, detach), a)
 
         # The object stays what it is, whatever happens to the state.
         object_loss = (F.cross_entropy(self.to_object(v), object_)
@@ -400,7 +410,8 @@ def batch_norm(norm, mean, variance, rows=None):
     statistics; without, by the running statistics, and mean gives only the shape.
     """
     if rows is None:
-        mean, variance = norm.running_mean.view_as(mean), norm.running_var.view_as(mean)
+        mean = norm.running_mean.view_as(mean)
+        variance = norm.running_var.view_as(mean)
     else:
         unbiased = variance.flatten() * (rows / (rows - 1))
         with torch.no_grad():
@@ -671,9 +682,6 @@ class Apart(Compared):
         return (F.cross_entropy(self.to_state(features), state)
                 + F.cross_entropy(self.to_object(features), object_))
 
-    def compositions(self):
-        """Nothing is shared."""
-
     def score(self, features, compositions=None):
         """(B,F) -> (B,S,O): log softmax(states)_s + log softmax(objects)_o."""
         features = self.standardise(features)
@@ -699,8 +707,9 @@ def choose_weight_decay(build, prepared):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            history, _ = experiment.train_model(build(), arrays, prepared.dataset, settings=settings,
-                                             out=Path(folder), resume=False, eager=False)
+            history, _ = experiment.train_model(build(), arrays, prepared.dataset,
+                                                settings=settings, out=Path(folder), resume=False,
+                                                eager=False)
         return max(row["validation"] for row in history)
 
     best = dict(common.spread(WEIGHT_DECAYS, validation))
@@ -794,10 +803,10 @@ def main(argv=None):
 
 def make_model(name, prepared):
     """A new model on the device, with the settings that are its own and not of training."""
-    own = {key: value for key, value in prepared.settings.items()
-           if key in defaults(name)["other"] and key not in TRAINING}
+    of_model = defaults(name)["other"].keys() - TRAINING.keys()
+    settings = {key: value for key, value in prepared.settings.items() if key in of_model}
     model = MODELS[name](prepared.state_vectors, prepared.object_vectors,
-                         prepared.features["train"].shape[1], prepared.dataset.seen, **own)
+                         prepared.features["train"].shape[1], prepared.dataset.seen, **settings)
     return model.to(prepared.device)
 
 

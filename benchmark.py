@@ -78,7 +78,8 @@ def bench_evaluate(repeat):
     from evaluate import evaluate
 
     random = np.random.default_rng(0)
-    n, p = 12995, 28175
+    n = 12995  # test images
+    p = MIT_STATES[0] * MIT_STATES[1]
     scores = random.random((n, p), dtype=np.float32)
     seen = np.zeros(p, bool)
     seen[random.choice(p, MIT_STATES_SEEN, replace=False)] = True
@@ -103,13 +104,13 @@ def time_evaluation(kind, scores, target, seen, repeat):
     n, p = scores.shape
     feasibility = np.random.default_rng(1).random(p)
     thresholds = np.linspace(0, 1, 50)
-    one, whole, levels = timed(
+    argmax, whole, levels = timed(
         lambda: scores.argmax(axis=1),
         lambda: evaluate(scores, target, seen),
         lambda: threshold_sweep([(scores, target)], seen, feasibility, thresholds),
         repeat=repeat)
-    print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / one:.1f} argmax passes "
-          f"({one * 1e3:.0f} ms)")
+    print(f"evaluate {n:,} x {p:,}, {kind}: {whole * 1e3:.0f} ms, {whole / argmax:.1f} argmax "
+          f"passes ({argmax * 1e3:.0f} ms)")
     sweep = BiasSweep(seen)
     memory, _ = peak_memory(lambda: sweep.update(scores, target))
     print(f"memory beside the scores: {memory / 1e6:.0f} MB")
@@ -174,7 +175,10 @@ def real_seen(path):
     pairs = read_pairs(path)
     states = sorted({state for state, _ in pairs})
     objects = sorted({object_ for _, object_ in pairs})
-    return np.array([[(state, object_) in pairs for object_ in objects] for state in states])
+    seen = np.zeros((len(states), len(objects)), bool)
+    for state, object_ in pairs:
+        seen[states.index(state), objects.index(object_)] = True
+    return seen
 
 
 def plain_feasibility(state_vectors, object_vectors, seen):
@@ -204,7 +208,9 @@ def bench_step(repeat):
     from train import stepper
 
     S, O = MIT_STATES
-    D, F, B = 600, 512, 128
+    D = 600
+    F = 512
+    B = 128
     device = pick_device()
     torch.manual_seed(0)
     features = torch.randn(B, F, device=device)
@@ -345,34 +351,44 @@ def time_recipe(recipe, members, device):
     import compcos
     import experiment
 
-    dataset, features = made_up_fashion()
+    prepared = prepare_recipe(recipe, members, device)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        experiment.one_seed(lambda: compcos.make_model(prepared), prepared.dataset,
+                            prepared.features, settings=prepared.settings, device=device,
+                            out=Path(out), resume=False, save_scores=False)
+    wait(device)
+    return time.perf_counter() - start, prepared.settings["epochs"]
+
+
+def prepare_recipe(recipe, members, device, divisor=1):
+    """What `experiment.prepare` would give of a recipe at fashion's size; with a divisor of part of
+    the images and, on a CPU, of the epochs."""
+    import compcos
+    import experiment
+
+    dataset, features = made_up_fashion(divisor)
     settings = compcos.defaults(recipe)["utzappos"] | dict(
         model="compcos", members=members, seed=0, world="open", mask="published")
     settings.pop("vectors")
     experiment.steps_to_epochs(settings, len(features["train"]))
     settings["patience"] = None  # nothing is learnt here, and all the epochs are to be timed
     if device.type == "cpu":
-        settings["epochs"] //= 10
+        settings["epochs"] = max(1, settings["epochs"] // (10 * divisor))
     state_count = len(dataset.states)
     vectors = np.random.default_rng(0).normal(size=(state_count + len(dataset.objects), 100))
-    prepared = experiment.Prepared(dataset, features, vectors[:state_count],
-                                   vectors[state_count:], device, settings, None)
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as out:
-        experiment.one_seed(lambda: compcos.make_model(prepared), dataset, features,
-                            settings=settings, device=device, out=Path(out), resume=False,
-                            save_scores=False)
-    wait(device)
-    return time.perf_counter() - start, settings["epochs"]
+    return experiment.Prepared(dataset, features, vectors[:state_count], vectors[state_count:],
+                               device, settings, None)
 
 
-def made_up_fashion():
+def made_up_fashion(divisor):
     """A Dataset of 36 x 71 compositions, 490 seen and 130 and 165 unseen ones in validation and
-    test, and as many random features as fashion has."""
+    test, and as many random features as fashion has, over `divisor`."""
     import data
 
     random = np.random.default_rng(0)
-    S, O = 36, 71
+    S = 36
+    O = 71
     seen, val, test = np.split(random.permutation(S * O)[:785], [490, 620])
     shown = dict(train=seen, val=np.concatenate([seen, val]), test=np.concatenate([seen, test]))
     sizes = dict(train=8355, val=4967, test=6555)
@@ -381,6 +397,7 @@ def made_up_fashion():
     targets = {}
     features = {}
     for phase, size in sizes.items():
+        size //= divisor
         pairs[phase] = np.stack(np.divmod(np.sort(shown[phase]), O), axis=1)
         images[phase] = [f"{phase}{i}.jpg" for i in range(size)]
         targets[phase] = random.choice(shown[phase], size)
@@ -592,7 +609,9 @@ def bench_baselines(repeat):
     from baselines import MODELS
 
     S, O = MIT_STATES
-    D, F, B = 300, 512, 128
+    D = 300
+    F = 512
+    B = 128
     torch.manual_seed(0)
     features = torch.randn(B, F)
     seen = torch.zeros(S * O, dtype=torch.bool)
@@ -659,29 +678,28 @@ class Sizes(NamedTuple):
     """How much work `time_processes` does."""
 
     photos: int
-    images: int      # of the run that is like one on fashion: 36 x 71, of which 785 occur
-    options: str     # of compcos.py, for this run
+    divisor: int     # of the images of a run at fashion's size
+    members: int     # of that run
     states: int      # of the large vocabulary
     objects: int
     batch: int
     steps: int       # an epoch
 
 
-# A patience of 40 epochs: both sides train as long.
-ON_GPU = Sizes(32_768, 19_877, "--patience 40", 2000, 5000, 512, 100)
-ON_CPU = Sizes(192, 3_000, "--members 1 --epochs 2", 200, 500, 64, 3)
+ON_GPU = Sizes(16_384, 1, 4, 2000, 5000, 512, 100)
+ON_CPU = Sizes(192, 10, 1, 200, 500, 64, 3)
 WORTH = 1.2  # times as fast, from which on a second GPU is worth it
 
 
 def bench_processes(repeat):
     """Two processes beside one, on a GPU each or on half of a CPU's cores."""
-    one = seconds_of(1, repeat)
-    two = seconds_of(2, repeat)
-    for work, alone in one.items():
-        ratio = alone / two[work]
+    alone = seconds_of(1, repeat)
+    together = seconds_of(2, repeat)
+    for work, seconds in alone.items():
+        ratio = seconds / together[work]
         verdict = "" if ratio >= WORTH else ": not worth it"
-        print(f"processes, {work}: one {alone:.2f} s, two {two[work]:.2f} s, {ratio:.2f} times as "
-              f"fast{verdict}", flush=True)
+        print(f"processes, {work}: one {seconds:.3g} s, two {together[work]:.3g} s, "
+              f"{ratio:.2f} times as fast{verdict}", flush=True)
 
 
 def seconds_of(processes, repeat):
@@ -706,26 +724,30 @@ def time_processes(repeat):
     device = pick_device()
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     seconds = {}
+
+    def report(work, taken):
+        seconds[work] = taken
+        if common.rank() == 0:
+            print(f"processes: {common.processes()}, {work}: {taken:.3g} s", file=sys.stderr,
+                  flush=True)
+
     with tempfile.TemporaryDirectory() as own:
         folder = Path(common.gather(own)[0])
         if common.rank() == 0:
             write_photo_dataset(folder / "photos", sizes.photos)
-            write_fashion_like(folder / "fashion", sizes.images)
-        common.gather("the data are there")
+        common.gather("the photos are there")
+        large = f"one seed at {sizes.states:,} x {sizes.objects:,}, batch {sizes.batch}"
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-            work = f"extraction of {sizes.photos:,} photos"
-            seconds[work] = time_extraction(folder, device, repeat)
-            for seeds in (4, 1):
-                work = f"{seeds} seeds of a run of fashion's size" if seeds > 1 else \
-                    "one seed of it"
-                seconds[work] = time_seeds(folder, sizes, seeds, repeat)
-        work = (f"an epoch of one seed at {sizes.states:,} x {sizes.objects:,}, batch "
-                f"{sizes.batch}, {sizes.steps} steps")
-        seconds[work] = time_large(sizes, device, repeat)
+            report(f"extraction of {sizes.photos:,} photos",
+                   time_extraction(folder, device, repeat))
+            report("four seeds at fashion's size", time_seeds(folder, sizes, 4, device, repeat))
+            report("one seed of it", time_seeds(folder, sizes, 1, device, repeat))
+        step, epoch = time_large(folder, sizes, device, repeat)
+        report(f"a step of {large}", step)
+        report(f"an epoch of {large}, {sizes.steps} steps", epoch)
         common.gather("all is done")
     if common.rank() == 0:
         print(json.dumps(seconds))
-    common.leave_group()
 
 
 def median_together(function, device, repeat):
@@ -746,14 +768,6 @@ def median_together(function, device, repeat):
     return sorted(taken[1:])[repeat // 2]
 
 
-def write_table(folder, rows):
-    """images.csv of a dataset: rows of (image, state, object, split)."""
-    with open(folder / "images.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "state", "object", "split"])
-        writer.writerows(rows)
-
-
 def write_photo_dataset(folder, count):
     """A dataset of photos, many under several names, and a ResNet-18's made-up parameters."""
     import features
@@ -764,7 +778,10 @@ def write_photo_dataset(folder, count):
         os.link(path, folder / "images" / f"{number}.jpg")
         split = ("train", "train", "val", "test")[number % 4]
         rows.append([f"{number}.jpg", f"s{number % 4}", f"o{number // 4 % 4}", split])
-    write_table(folder, rows)
+    with open(folder / "images.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "state", "object", "split"])
+        writer.writerows(rows)
     torch.manual_seed(0)
     torch.save(features.resnet18().state_dict(), folder / "weights.pth")
 
@@ -785,46 +802,30 @@ def time_extraction(folder, device, repeat):
     return median_together(extract, device, repeat)
 
 
-def write_fashion_like(folder, count):
-    """A dataset with features, of the size of the fashion data, which can be learnt."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    S, O = 36, 71
-    occurring = random.permutation(S * O)[:785]
-    allowed = dict(train=occurring[:490], val=occurring[:620],
-                   test=np.concatenate([occurring[:490], occurring[620:]]))
-    splits = random.choice(["train", "val", "test"], count, p=[0.6, 0.2, 0.2])
-    targets = np.array([random.choice(allowed[split]) for split in splits])
-    states = targets // O
-    objects = targets % O
-    made = random.normal(size=(S, 512))[states] + random.normal(size=(O, 512))[objects]
-    made += 4 * random.normal(size=made.shape)
-    names = [f"{number}.jpg" for number in range(count)]
-    write_table(folder, zip(names, map("s{}".format, states), map("o{}".format, objects), splits))
-    np.savez(folder / "made.npz", files=names, features=made.astype(np.float32))
-
-
-def time_seeds(folder, sizes, seeds, repeat):
-    """Seconds of compcos.py with so many seeds, reading included, without the start of Python."""
+def time_seeds(folder, sizes, seeds, device, repeat):
+    """Seconds of the strong recipe with so many seeds at fashion's size."""
     import compcos
-    from features import pick_device
+    import experiment
 
-    given = folder / "fashion"
-    fixed = ["--dataset", str(given), "--features", str(given / "made.npz"), "--vectors", "random",
-             "--out", str(folder / f"runs{seeds}"), *sizes.options.split()]
-    numbers = [str(seed) for seed in range(seeds)]
+    prepared = prepare_recipe("strong", sizes.members, device, sizes.divisor)
 
     def train(number):
-        compcos.main.__wrapped__([*fixed, "--seed", *numbers])
+        settings = prepared.settings
+        if number == 0:  # to warm up
+            settings = settings | dict(epochs=1)
+        experiment.experiment(
+            lambda: compcos.make_model(prepared), prepared.dataset, prepared.features,
+            settings=settings, seeds=list(range(seeds)), device=device,
+            out=folder / f"runs{seeds}", splits=True)
 
-    return median_together(train, pick_device(), repeat)
+    return median_together(train, device, repeat)
 
 
-def time_large(sizes, device, repeat):
-    """Median seconds of an epoch, validation included, of a large vocabulary, after a first one."""
-    import common
+def time_large(folder, sizes, device, repeat):
+    """Median seconds of a step and of a whole epoch, with all that follows it, of a large
+    vocabulary."""
     from compcos import CompCos
-    from train import fit, selection, sweep
+    from train import fit, selection, stepper, sweep
 
     S = sizes.states
     O = sizes.objects
@@ -834,7 +835,7 @@ def time_large(sizes, device, repeat):
     seen = random_seen(random, S, O, S * O // 200)
     seen[np.arange(S), np.arange(S) % O] = True  # each state and each object is seen
     seen[np.arange(O) % S, np.arange(O)] = True
-    targets = random.choice(np.flatnonzero(seen), count)
+    targets = torch.as_tensor(random.choice(np.flatnonzero(seen), count), device=device)
     features = torch.randn(count, 512, device=device)
     shown = random.integers(0, S * O, count // 10)  # most of these are unseen
     validation = torch.randn(len(shown), 512, device=device)
@@ -842,16 +843,22 @@ def time_large(sizes, device, repeat):
     model = CompCos(random.normal(size=(S, 300)), random.normal(size=(O, 300)), 512).to(device)
     model.set_training(seen)
 
+    step, _ = stepper(model, adam(model), features, targets)
+    batch = torch.arange(sizes.batch, device=device)
+    steps = 10 if device.type == "cuda" else 1
+
+    def train(number):
+        for _ in range(steps):
+            step(batch)
+
     def validate():
         swept, _ = sweep(model, validation, shown, seen, everything)["open"]
         return selection(swept.report())
 
-    with tempfile.TemporaryDirectory() as out:
-        history = fit(model, features, torch.as_tensor(targets, device=device), validate,
-                      epochs=1 + repeat, batch_size=sizes.batch, lr=5e-5, weight_decay=5e-5,
-                      seed=0, out=Path(common.gather(out)[0]), settings={})
-        common.gather("the first one's folder may go")
-    return sorted(row["seconds"] for row in history[1:])[repeat // 2]
+    one_step = median_together(train, device, repeat) / steps
+    history = fit(model, features, targets, validate, epochs=1 + repeat, batch_size=sizes.batch,
+                  lr=5e-5, weight_decay=5e-5, seed=0, out=folder, settings={})
+    return one_step, sorted(row["seconds"] for row in history[1:])[repeat // 2]
 
 
 BENCHMARKS = {

@@ -1,24 +1,30 @@
 """What every script needs and no paper describes: progress on stderr, errors without tracebacks,
-whole files or none, one run a folder. It has no command line: `python compcos.py` is where to
-begin.
+whole files or none, one run a folder, work spread over several processes. It has no command line:
+`python compcos.py` is where to begin.
 """
 
+import atexit
 import datetime
 import functools
 import glob
 import io
+import math
 import os
 import re
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
+import threading
 import time
 import warnings
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
 STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
@@ -100,7 +106,10 @@ def is_terminal(stream):
 
 
 def write_quietly(stream, text):
-    """Write and flush; a stream that is closed, or whose reader is gone, must not end the work."""
+    """Write as it is and flush; a stream that is closed, or whose reader is gone, must not end the
+    work."""
+    if isinstance(stream, Forgiving):
+        stream = stream.stream
     try:
         stream.write(text)
         stream.flush()
@@ -109,15 +118,15 @@ def write_quietly(stream, text):
 
 
 def printable(text):
-    r"""Text whose control characters are written out: a file's name cannot send commands to a
-    terminal.
+    r"""Text whose control characters are written out, but for the ends of lines: a file's name
+    cannot send commands to a terminal.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
     characters = []
     for character in str(text):
-        if character.isprintable() or character == " ":
+        if character.isprintable() or character == "\n":
             characters.append(character)
         else:
             characters.append(character.encode("unicode_escape").decode())
@@ -165,26 +174,86 @@ def writing(path, mode="w", **options):
 def write_whole(path, contents):
     """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
     path = Path(path)
-    clear_parts(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    clear_parts(path.parent, path.name)
+    part = part_of(path)
     try:
-        with open(part, "wb") as file:
-            file.write(contents)
-        os.replace(part, path)
+        part.touch()
+        with held(part):
+            part.write_bytes(contents)
+            os.replace(part, path)
     except OSError as error:
         raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
 
-def clear_parts(path):
-    """Remove `.part` files of `path` that dead processes left an hour ago or earlier."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+def part_of(path):
+    """A new name beside `path` for what is to become `path`; no other process has it."""
+    return Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}.part")
+
+
+def clear_parts(folder, name=None):
+    """Remove the `.part` files and folders that dead processes left in a folder (of one name)."""
+    start = "*" if name is None else glob.escape(name)
+    for part in Path(folder).glob(f".{start}.{16 * '[0-9a-f]'}.part"):
         try:
-            if time.time() - part.stat().st_mtime > STALE_SECONDS:
-                part.unlink()
+            if is_abandoned(part):
+                remove(part)
         except OSError:
             pass  # another process was faster
+
+
+def remove(part):
+    """Remove a file, or a folder with all that is in it."""
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink()
+
+
+def is_abandoned(part):
+    """Whether nobody holds a `.part`; where that cannot be seen, whether it is an hour old.
+
+    A file or folder without content may be just about to be held.
+    """
+    is_empty = not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
+    if not is_empty:
+        try:
+            with held(part) as can_be_seen:
+                if can_be_seen:
+                    return True
+        except BlockingIOError:
+            return False
+    return time.time() - part.stat().st_mtime > STALE_SECONDS
+
+
+@contextmanager
+def held(part):
+    """Hold a `.part` file or folder while it is filled, so that others see that this process lives.
+
+    Yields whether they can see it: some systems have no such locks. BlockingIOError: it is held.
+    """
+    if os.name == "nt":  # where what is held could be neither written nor renamed
+        yield False
+        return
+    handle = os.open(part, os.O_RDONLY)
+    try:
+        yield take_lock(handle)
+    finally:
+        os.close(handle)
+
+
+def check_writable(folder):
+    """OSError unless files can be written into a folder, which need not be there yet."""
+    place = Path(folder)
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
+                      "another --out") from None
 
 
 def reserve(path, size):
@@ -207,32 +276,41 @@ def reserve(path, size):
 def lock(folder):
     """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
 
-    The lock is the operating system's, on the file `.lock`, and ends with the process.
+    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
+    file system has no locks, a warning says so.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / ".lock", "a+b")
-    try:
-        take_lock(file)
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise ValueError(f"another run writes into {folder}: wait for it, or give another "
-                         "--out") from None
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def take_lock(file):
-    """Lock an open file, or OSError at once."""
-    if os.name == "nt":
-        import msvcrt
+    with open(folder / ".lock", "a+b") as file:
         file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        return
-    import fcntl
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            is_locked = take_lock(file.fileno())
+        except BlockingIOError:
+            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
+                             "--out") from None
+        if not is_locked:
+            warnings.warn(f"the file system of {folder} has no locks: see yourself that no other "
+                          "run writes there", stacklevel=3)
+        yield
+
+
+def take_lock(handle):
+    """Lock an open file, of which a number tells; whether there are such locks. BlockingIOError:
+    another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except PermissionError as error:  # as Windows says that another process has it
+        raise BlockingIOError(error.errno, error.strerror) from None
+    except OSError:  # no locks, or not for this kind of file
+        return False
+    return True
 
 
 # ---- several processes ----
@@ -275,21 +353,24 @@ def group():
             has_nccl = cuda.is_available() and distributed.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
             distributed.init_process_group(backend, timeout=PATIENCE)
+            atexit.register(leave_group)
         yield distributed
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
         reason = re.split(r"\. |\n", reason)[0][:160]
-        raise ConnectionError(f"another process has ended ({reason})") from None
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason})") from None
 
 
 def gather(value):
     """What each process gave, a list in order of rank. All wait for the last one."""
-    values = [value] * processes()
-    if len(values) > 1:
-        with group() as distributed:
-            distributed.all_gather_object(values, value)
+    if processes() == 1:
+        return [value]
+    values = [None for _ in range(processes())]
+    with group() as distributed:
+        distributed.all_gather_object(values, value)
     return values
 
 
@@ -349,32 +430,15 @@ def signals_together():
     Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
     step would leave the others waiting for its gradients. With one process they interrupt at once.
     """
-    received = []
-    before = {}
-    if processes() > 1:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
-
-    def is_stopping():
-        return any(gather(bool(received)))
-
-    try:
-        yield is_stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in received[:1]:  # what came too late for all to stop
-        signal.raise_signal(number)
+    with signals_held() if processes() > 1 else nullcontext([]) as received:
+        yield lambda: any(gather(bool(received)))
 
 
 def leave_group():
-    """End the group, if there is one."""
-    if processes() > 1:
-        from torch import distributed
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+    """End the group, unless that has been done."""
+    from torch import distributed
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @contextmanager
@@ -429,9 +493,7 @@ def command(main):
             survive_odd_streams()
             try:
                 with first_alone_prints():
-                    result = main(argv)
-                leave_group()
-                return result
+                    return main(argv)
             except (ValueError, OSError) as error:
                 say_for_all(f"error: {error}")
                 status = 2
@@ -461,45 +523,84 @@ def is_out_of_memory(error):
 
 def say(text):
     """A line on stderr, whatever became of it."""
-    lines = [printable(line) for line in str(text).split("\n")]
-    write_quietly(sys.stderr, "\n".join(lines) + "\n")
+    write_quietly(sys.stderr, f"{printable(text)}\n")
+
+
+def handle_signals(handler):
+    """Let `handler(number, frame)` handle Ctrl-C, SIGTERM and SIGHUP; (number, handler before) of
+    each, to give back.
+
+    What is ignored, as by nohup, or handled by other than Python stays as it is. Only the main
+    thread may do this: others leave signals to whoever runs them.
+    """
+    before = []
+    if threading.current_thread() is not threading.main_thread():
+        return before
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before.append((number, signal.signal(number, handler)))
+    return before
 
 
 @contextmanager
 def signals_as_interrupts(received):
-    """SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
-    `received`."""
-    def stop(number, frame):
-        received.append(number)
-        raise Stopped
+    """Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
+    `received`.
 
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            try:
-                number = getattr(signal, name)
-                if signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # as nohup wants it
-                before[number] = signal.signal(number, stop)
-            except ValueError:
-                pass  # not the main thread: whoever runs it handles signals
+    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
+    """
+    at = -math.inf
+
+    def stop(number, frame):
+        nonlocal at
+        now = time.monotonic()
+        if now - at > SAVING_SECONDS:
+            at = now
+            received.append(number)
+            raise Stopped
+
+    before = handle_signals(stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in before:
             signal.signal(number, handler)
 
 
+@contextmanager
+def signals_held():
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Yields the list of those that came."""
+    received = []
+    before = handle_signals(lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    for number in received[:1]:
+        signal.raise_signal(number)
+
+
 class Forgiving:
-    """A text stream that goes on when its reader has gone; all else is the stream's own."""
+    """A text stream that goes on when its reader has gone, and takes no commands to the terminal.
+
+    So no name of a file, a state or an object has to be looked at where it is printed. All else is
+    the stream's own.
+    """
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text):
-        """Write what can be written."""
-        write_quietly(self.stream, text)
+        """Write what can be written, printable."""
+        write_quietly(self.stream, printable(text))
         return len(text)
+
+    def writelines(self, lines):
+        """Write each."""
+        for line in lines:
+            self.write(line)
 
     def flush(self):
         """Flush what can be flushed."""
@@ -523,3 +624,8 @@ def survive_odd_streams():
         is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
         if not is_own and stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
+
+
+if __name__ == "__main__":
+    print("common.py holds what the scripts share: progress, errors, whole files, several "
+          "processes; run `python compcos.py`.")

@@ -81,7 +81,13 @@ class CompCos(nn.Module):
 
     def forward(self, features):
         """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix
-        is made."""
+        is made; plus the prior, where one was set.
+
+        For images of unit length the cosines lie in [-1, 1] in evaluation mode. Where the halves of
+        φ(s, o) are nearly opposite, ε = |a_s + b_o| / |a_s| being small, float32 leaves an error of
+        about 2e-7 / ε, so 0.2 at ε = 1e-6: as much as that of the plain form, whose sum cancels
+        alike. In training mode a cosine may lie outside [-1, 1] by this error.
+        """
         return self.score(features, self.compositions())
 
     def compositions(self):
@@ -103,6 +109,8 @@ class CompCos(nn.Module):
         `compositions()`; and the prior, where one was set."""
         by_state, by_object = self.halves(features, compositions)
         scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+        if self.config["unit_images"] and not self.training:
+            scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         if self.prior is not None:
             scores += self.prior
         return scores
@@ -276,11 +284,11 @@ def side_by_side(functions, *arguments):
 
 def build(state_vectors, object_vectors, config):
     """A CompCos of these settings, or `Members` where config["members"] is above 1."""
-    own = {name: value for name, value in config.items() if name != "members"}
-    count = config.get("members", 1)
+    of_member = dict(config)
+    count = of_member.pop("members", 1)
     if count == 1:
-        return CompCos(state_vectors, object_vectors, **own)
-    return Members([CompCos(state_vectors, object_vectors, **own) for _ in range(count)])
+        return CompCos(state_vectors, object_vectors, **of_member)
+    return Members([CompCos(state_vectors, object_vectors, **of_member) for _ in range(count)])
 
 
 def weights_of_first(weights, name):
@@ -320,13 +328,22 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     if counts is not None:
         counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
-    logits = logits.flatten(1)  # (B, C)
-    if mixed is None:
-        return nnf.cross_entropy(logits, target)
-    second, share = mixed
-    first_loss = nnf.cross_entropy(logits, target, reduction="none")
-    second_loss = nnf.cross_entropy(logits, second, reduction="none")
-    return (share * first_loss + (1 - share) * second_loss).mean()
+    return mean_loss(logits.flatten(1), target, mixed)
+
+
+def image_losses(logits, target):
+    """The loss of each image (B,): logits (B, C), of which those of the truths, target (B,), should
+    be the greatest. Here the cross-entropy of Eq. 2 and 7."""
+    return nnf.cross_entropy(logits, target, reduction="none")
+
+
+def mean_loss(logits, target, mixed=None):
+    """The mean of `image_losses` over a batch; `mixed` as in `compcos_loss`."""
+    losses = image_losses(logits, target)
+    if mixed is not None:
+        second, share = mixed
+        losses = share * losses + (1 - share) * image_losses(logits, second)
+    return losses.mean()
 
 
 def _penalty(seen, margin, dtype):
@@ -431,8 +448,8 @@ class TrainingLoss(nn.Module):
     closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch;
     after each epoch ρ comes from the present embeddings and α grows linearly to `margin` at epoch
     `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains by `compcos_loss` as it
-    stands instead of the fused form: the numbers are the same up to rounding, so this is where to
-    try a loss of your own.
+    stands, in both worlds, instead of the faster forms: the numbers are the same up to rounding, so
+    this is where to try a loss of your own.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -447,12 +464,10 @@ class TrainingLoss(nn.Module):
         numbers = [scale, margin, warmup, counts, mix_images, word_rate]
         if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
             raise ValueError(f"scale (1/T) is {scale}, margin (α) {margin}, warmup {warmup}: "
-                             "expected finite numbers, the "
-                             "first above 0, the others 0 or more")
+                             "expected finite numbers, the first above 0, the others 0 or more")
         if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
             raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: "
-                             "expected a share of 0 to "
-                             "1, a number above 0, and one of 0 or more")
+                             "expected a share of 0 to 1, a number above 0, and one of 0 or more")
         if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
             raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, "
                              "state or object")
@@ -492,11 +507,11 @@ class TrainingLoss(nn.Module):
         mixed = None
         if self.mix_images:
             features, *mixed = mix_batch(features, target, self.mix_images)
-        if self.world == "closed":
-            return self.closed(model, features, target, mixed)
-        if self.plain:
+        if self.plain:  # in the closed world the penalty stays infinite: the seen compete alone
             return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
                                 margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
+        if self.world == "closed":
+            return self.closed(model, features, target, mixed)
         penalty = self.penalty
         if self.offsets is not None:
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
@@ -511,12 +526,10 @@ class TrainingLoss(nn.Module):
         logits = self.scale * model.cosines(features, self.pairs)
         if self.offsets is not None:
             logits = logits + self.seen_offsets
-        if mixed is None:
-            return nnf.cross_entropy(logits, self.position[target])
-        second, share = mixed
-        first_loss = nnf.cross_entropy(logits, self.position[target], reduction="none")
-        second_loss = nnf.cross_entropy(logits, self.position[second], reduction="none")
-        return (share * first_loss + (1 - share) * second_loss).mean()
+        if mixed is not None:
+            second, share = mixed
+            mixed = (self.position[second], share)
+        return mean_loss(logits, self.position[target], mixed)
 
     def after_epoch(self, model, epoch):
         """New margins α·ρ, in the open world; epoch = 1, 2, ..."""
@@ -624,8 +637,8 @@ def load_published(state_dict):
         model.load_state_dict(renamed)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
-                         "image_embedder.mod; attr_embedder, "
-                         f"obj_embedder, projection): {error}") from None
+                         "image_embedder.mod; attr_embedder, obj_embedder, projection): "
+                         f"{error}") from None
     return model.to(renamed["states"].dtype).eval()
 
 
@@ -773,16 +786,16 @@ def features_of_files(checkpoint, options):
     features = experiment.features_like(checkpoint, images, options.device, options.weights,
                                         options.skip_broken, options.max_pixels)
     readable = np.isfinite(features).all(1)
-    kept = []
+    whole = []
     broken = []
     for image, is_readable in zip(images, readable):
         if is_readable:
-            kept.append(image)
+            whole.append(image)
         else:
             broken.append(image)
     if broken:
         print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
-    return kept, features[readable]
+    return whole, features[readable]
 
 
 def features_of_table(options):
@@ -835,20 +848,21 @@ def print_predictions(options):
 # ---- the command line ----
 
 
-# The published settings of each dataset. PUBLISHED are those that all share, and those that the
-# strong recipe adds, here switched off.
+# The published settings: those that all datasets share (and what the strong recipe adds, switched
+# off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
+# it leaves out is as for MIT-States.
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
     passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
     mix_images=0.0, average=0.0, word_rate=1.0, partner_prior="off", patience=None)
-OWN = {
+OF_DATASET = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
     "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
     "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
 }
 # A folder of one's own by the published recipe: as many steps, at a rate at which they suffice.
-FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=650, lr=1e-3)
+FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=1300, lr=1e-3)
 STRONG = PUBLISHED | FOLDER | dict(
     recipe="strong",
     members=4,            # 8 gain 0.2 more, 16 another 0.2
@@ -857,7 +871,7 @@ STRONG = PUBLISHED | FOLDER | dict(
     dim=300,
     margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
     counts=0.5,
-    dropout=0.8,          # of all, this carries most
+    dropout=0.85,         # of all, this carries most
     mix_images=0.5,
     average=0.998,
     weight_decay=0.0,
@@ -869,56 +883,58 @@ PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # γ, in logits
 
 
 def defaults(recipe=None):
-    """The settings of each dataset by name, "other": of a folder of one's own. None: published for
-    the named, else strong."""
-    if recipe == "strong":
-        table = {name: STRONG | dict(vectors=own["vectors"]) for name, own in OWN.items()}
-        table["other"] = table["mitstates"]
-        return table
-    table = {name: PUBLISHED | own for name, own in OWN.items()}
-    table["other"] = PUBLISHED | OWN["mitstates"] | FOLDER
-    if recipe is None:
-        table["other"] = STRONG | dict(vectors=OWN["mitstates"]["vectors"])
+    """The settings of each dataset by name, and as "other" those of a folder of one's own.
+
+    recipe: published or strong; None: published for the named datasets, strong for a folder. Of a
+    dataset's own settings, the strong recipe takes the word vectors alone.
+    """
+    usual = OF_DATASET["mitstates"]
+    table = {}
+    for name, settings in OF_DATASET.items():
+        settings = PUBLISHED | usual | settings
+        if recipe == "strong":
+            settings = STRONG | dict(vectors=settings["vectors"])
+        table[name] = settings
+    table["other"] = STRONG | dict(vectors=usual["vectors"])
+    if recipe == "published":
+        table["other"] = PUBLISHED | usual | FOLDER
     return table
-
-
-DEFAULTS = defaults()
 
 
 def add_options(parser):
     """The options of CompCos alone."""
     experiment.add_options(parser)
     add = parser.add_argument_group("CompCos").add_argument
-    add("--recipe", choices=["published", "strong"], help="default: published for the named "
-                                                          "datasets, else strong")
-    add("--members", type=int, metavar="K", help="models whose scores are averaged (published 1, "
-                                                 "strong 4)")
+    add("--recipe", choices=["published", "strong"],
+        help="default: published for the named datasets, else strong")
+    add("--members", type=int, metavar="K",
+        help="models whose scores are averaged (published 1, strong 4)")
     add("--scale", type=float, metavar="1/T", help="logit scale, one over the temperature")
-    add("--margin", type=float, metavar="α", help="greatest factor of the feasibility margins; 0: "
-                                                  "the paper's α = 0")
+    add("--margin", type=float, metavar="α",
+        help="greatest factor of the feasibility margins; 0: the paper's α = 0")
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
     add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
-    add("--plain-loss", action="store_true", help="train by compcos_loss as it stands, not by its "
-                                                  "fused form")
-    add("--patience", type=int, metavar="E", help="stop after so many epochs without a better "
-                                                  "validation AUC")
+    add("--plain-loss", action="store_true",
+        help="train by compcos_loss as it stands, not by its fused form")
+    add("--patience", type=int, metavar="E",
+        help="stop after so many epochs without a better validation AUC")
     add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
     add("--dropout", type=float)
     add("--hidden", type=int, help="width of ω")
-    add("--dim", type=int, metavar="D", help="numbers of the shared space (published: those of "
-                                             "the vectors)")
-    add("--cosine", action="store_const", const=True, dest="unit_images", help="images of unit "
-                                                                               "length")
-    add("--counts", type=float, metavar="W", help="W (log n - mean) is added to the logits of the "
-                                                  "seen")
+    add("--dim", type=int, metavar="D",
+        help="numbers of the shared space (published: those of the vectors)")
+    add("--cosine", action="store_const", const=True, dest="unit_images",
+        help="images of unit length")
+    add("--counts", type=float, metavar="W",
+        help="W (log n - mean) is added to the logits of the seen")
     add("--mix-images", type=float, metavar="SHARE", help="of a batch, mixed with other images")
-    add("--average", type=float, metavar="DECAY", help="greatest decay of the average of weights; "
-                                                       "0: none")
-    add("--word-rate", type=float, metavar="X", help="rate of the word embeddings over that of "
-                                                     "the rest")
+    add("--average", type=float, metavar="DECAY",
+        help="greatest decay of the average of weights; 0: none")
+    add("--word-rate", type=float, metavar="X",
+        help="rate of the word embeddings over that of the rest")
     add("--partner-prior", choices=["on", "off", "closed"],
-        help="after training, raise unseen compositions whose state and object have many partners, "
-             "as much as validation likes; closed: only after training in the closed world")
+        help="after training, raise unseen compositions whose state and object have many partners,"
+             " as much as validation likes; closed: only after training in the closed world")
 
 
 @common.command
@@ -929,8 +945,8 @@ def main(argv=None):
     add_options(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
-    add("--predict", nargs="+", metavar="IMAGE", help="image files, folders or patterns (or, with "
-                                                      "--features, names there)")
+    add("--predict", nargs="+", metavar="IMAGE",
+        help="image files, folders or patterns (or, with --features, names there)")
     add("--csv", metavar="FILE", help="write the answers to a table instead of printing them")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
@@ -942,6 +958,8 @@ def main(argv=None):
                 print_predictions(options)
         return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
+    if options.plain_loss:  # so that --resume does not go on by the other form
+        prepared.settings["plain_loss"] = True
     experiment.experiment(
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,

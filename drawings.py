@@ -14,9 +14,7 @@ vectors, and nothing about which pairs are feasible.
 import argparse
 import csv
 import os
-import secrets
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +40,6 @@ GRADIENT = Image.linear_gradient("L").resize((DRAWN, DRAWN))  # of the light in 
 VECTOR_SIZE = 100
 LEAST_SHARE = 0.05  # of the squared length of a vector, the share that is its family's
 MOST_SHARE = 0.5
-FORGOTTEN = 3600  # seconds after which a half-made folder is nobody's work
 
 
 def ring(n, radius=1.0, turn=0.0, inner=None, centre=(0.0, 0.0)):
@@ -301,26 +298,21 @@ def make(folder, seed=0):
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} is there already: remove it, or choose another --out")
-    clear_forgotten(folder)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    common.clear_parts(folder.parent, folder.name)
+    part = common.part_of(folder)
     try:
-        (part / "images").mkdir(parents=True)
-        fill(part, seed)
-        try:
-            os.rename(part, folder)
-        except OSError:
-            if folder.exists():
-                raise ValueError(f"{folder} is there by now: another process made it") from None
-            raise
+        part.mkdir(parents=True)
+        with common.held(part):
+            (part / "images").mkdir()
+            fill(part, seed)
+            try:
+                os.rename(part, folder)
+            except OSError:
+                if folder.exists():
+                    raise ValueError(f"{folder} is there by now: another process made it") from None
+                raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def clear_forgotten(folder):
-    """Remove what a killed `make` of this folder has left."""
-    for part in folder.parent.glob(f".{folder.name}.*.part"):
-        if time.time() - part.stat().st_mtime > FORGOTTEN:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def fill(folder, seed):

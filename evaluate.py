@@ -78,6 +78,7 @@ class Group(NamedTuple):
     """The candidates of one kind, seen or unseen."""
     member: np.ndarray  # (P,) bool
     columns: np.ndarray  # (n,) ascending
+    few: bool  # so few columns that to gather them takes less time than to hide the others
     penalty: np.ndarray  # (P,) float32: 0 for these columns, -inf for the others
 
 
@@ -136,10 +137,13 @@ class BiasSweep:
         floats are rounded to float64. The scores are neither changed nor kept. A ValueError names
         the row; nothing of that call is added.
         """
-        def reduce(block, top, target, scratch):
-            best_seen = _best(block, top, self._seen_group, self._places, scratch)
+        def reduce(block, target, scratch):
+            top = _top(block, self._seen_group, self._unseen_group, self._places)
+            # The unseen are usually most: the pass over them brings the block into the cache.
             best_unseen = _best(block, top, self._unseen_group, self._places, scratch)
-            return *best_seen, *best_unseen, target
+            best_seen = _best(block, top, self._seen_group, self._places, scratch)
+            greatest = _greatest(block, top, best_seen[0], best_unseen[0])
+            return greatest, (*best_seen, *best_unseen, target)
 
         parts = _each_block(scores, target, len(self.seen), reduce)
         joined = [np.concatenate(arrays) for arrays in zip(*parts)]
@@ -161,8 +165,7 @@ class BiasSweep:
 
     def merge(self, other):
         """Add the images of another sweep with the same masks, pairs and topk: shards of a set."""
-        if not isinstance(other, BiasSweep):
-            raise ValueError(f"other must be a BiasSweep, got {type(other).__name__}")
+        _check_sweep("other", other)
         for name in "seen", "candidates", "pairs", "topk":
             if not np.array_equal(getattr(self, name), getattr(other, name)):
                 raise ValueError(f"cannot merge sweeps that differ in {name}: "
@@ -251,6 +254,7 @@ def accuracy_at(sweep, bias, *, average="image"):
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`, fractions; nan where there is
     nothing to divide by. `bias` may be infinite; nan, and what is no number, is a ValueError.
     """
+    _check_sweep("sweep", sweep)
     _choice("average", average, UNITS)
     bias = _checked_bias(bias)
     images = sweep._images()
@@ -334,9 +338,8 @@ def _differences(a, b, draws, confidence):
 
 def _check_comparable(sweep_a, sweep_b):
     """A ValueError that says why two sweeps are not of the same images and compositions."""
-    for name, sweep in (("sweep_a", sweep_a), ("sweep_b", sweep_b)):
-        if not isinstance(sweep, BiasSweep):
-            raise ValueError(f"{name} must be a BiasSweep, got {type(sweep).__name__}")
+    _check_sweep("sweep_a", sweep_a)
+    _check_sweep("sweep_b", sweep_b)
     must = "compare needs the same images and compositions for both"
     if len(sweep_a.seen) != len(sweep_b.seen):
         raise ValueError(f"the numbers of compositions differ, {len(sweep_a.seen)} and "
@@ -381,6 +384,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         raise ValueError("feasibility and thresholds must be numbers, got no threshold")
     if np.isnan(feasibility).any() or np.isnan(thresholds).any():
         raise ValueError("feasibility and thresholds must be numbers, got nan")
+    if gather is not None and not callable(gather):
+        raise ValueError(f"gather must be a function or None, got {_in_words(gather)}")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
     levels = _levels(whole, feasibility, steps)
 
@@ -396,7 +401,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         raise ValueError("no images to evaluate: the blocks are empty")
     seen_score, seen_right, unseen_score, unseen_right, target = map(np.concatenate, zip(*parts))
     is_seen = whole.seen[target]
-    once = np.ones(len(target), int)
+    counts = np.ones(len(target), int)  # each image once
 
     def areas(i):  # of both protocols at steps[i], as BiasSweep does it for k = 1
         best_unseen = unseen_score[:, i].astype(float)
@@ -405,7 +410,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
         turn = np.where(right_somewhere, _crossings(seen_score, best_unseen), never)
         with np.errstate(invalid="ignore"):  # -inf - -inf: no candidate of either kind
             turns = _turns(turn, is_seen, seen_score - best_unseen)
-        return [_curve(turns, once, once, protocol)[1] for protocol in PROTOCOLS]
+        return [_curve(turns, counts, counts, protocol)[1] for protocol in PROTOCOLS]
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
@@ -427,12 +432,14 @@ class Levels(NamedTuple):
     runs: np.ndarray  # (R,) the levels among them
     starts: np.ndarray  # (R,) where each begins in `feasible`
 
-    def reduce(self, block, top, target, scratch):
+    def reduce(self, block, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
+        top = block.argmax(axis=1)
         seen_score, seen_column = _best(block, top, self.seen_group, 1, scratch)
         best = self._best_unseen(block, scratch)
-        return seen_score[:, 0], seen_column[:, 0] == target, best, \
-            self._truth_wins(block, target, best), target
+        greatest = _greatest(block, top)
+        return greatest, (seen_score[:, 0], seen_column[:, 0] == target, best,
+                          self._truth_wins(block, target, best), target)
 
     def _best_unseen(self, block, scratch):
         """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
@@ -507,15 +514,19 @@ def _iterated(blocks):
 
 def _group(member):
     """The Group of the columns where `member` (P,) is True."""
-    return Group(member, np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
+    columns = np.flatnonzero(member)
+    few = 4 * len(columns) < len(member)
+    penalty = np.where(member, 0, -np.inf).astype(np.float32)
+    return Group(member, columns, few, penalty)
 
 
 def _each_block(scores, target, count, work):
-    """What work(block, top, target, scratch) returns for each block of rows, in order, checked.
+    """What work(block, target, scratch) makes of each block of rows, in order, checked.
 
     `scores` (N, count) is read in blocks (B, count) of BLOCK bytes, C-contiguous float32 or
-    float64; `top` (B,) is the column of each row's greatest score, and `scratch` an array of the
-    block's shape and dtype that the work may overwrite. A ValueError names the first bad row.
+    float64; `scratch` is an array of the block's shape and dtype that the work may overwrite. The
+    work returns the block's greatest score, nan if it has a nan, and what it has made: so the
+    check needs no pass for it. A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -525,24 +536,24 @@ def _each_block(scores, target, count, work):
     step = max(1, BLOCK // (count * np.dtype(kind).itemsize))
     step = min(step, max(len(scores), 1))
 
-    def one(start, scratch):
+    def check_and_work(start, scratch):
         piece = scores[start:start + step]
         if piece.dtype.kind in "iu":
             _check_whole(piece, start)
         with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
             block = np.ascontiguousarray(piece, kind)
-        top = block.argmax(axis=1)  # nan counts as the greatest
+        with np.errstate(invalid="ignore"):  # inf - inf, refused below
+            greatest, made = work(block, target[start:start + step], scratch[:len(block)])
         least = float(block.min(initial=0))
-        greatest = float(block[np.arange(len(block)), top].max(initial=0))
         if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
-        return work(block, top, target[start:start + step], scratch[:len(block)])
+        return made
 
-    def several(starts):
+    def work_through(starts):
         scratch = np.empty((step, count), kind)  # fresh memory for every block would cost more
-        return [one(start, scratch) for start in starts]
+        return [check_and_work(start, scratch) for start in starts]
 
     # A few strips of consecutive blocks for each thread: NumPy lets go of the interpreter, and
     # handing over block by block would cost more. In order, so the first row's error comes first.
@@ -551,8 +562,8 @@ def _each_block(scores, target, count, work):
     strips = [starts[i:i + length] for i in range(0, len(starts), length)]
     results = []
     with ThreadPoolExecutor(THREADS) as pool:
-        for strip in pool.map(several, strips):
-            results += strip
+        for made in pool.map(work_through, strips):
+            results += made
     return results
 
 
@@ -570,11 +581,37 @@ def _check_whole(piece, start):
                      f"{start + row}, column {column} is {piece[row, column]}; subtract a constant")
 
 
+def _top(block, seen_group, unseen_group, k):
+    """The column of each row's greatest score (B,), nan counting as the greatest; or None.
+
+    None: the columns of one group will be hidden in a copy of nearly every row anyway, so `top`
+    would spare `_best` nothing. Where the best of one column is asked for, three rows tell.
+    """
+    hidden = [group for group in (seen_group, unseen_group) if not group.few]
+    # Hiding passes every score, and inf or nan come out as nan; only float64 has a LIMIT besides.
+    if not hidden or block.dtype != np.float32:
+        return block.argmax(axis=1)
+    if k == 1:
+        sample = block[:3].argmax(axis=1)
+        for group in hidden:
+            if 2 * group.member[sample].sum() > len(sample):
+                return block.argmax(axis=1)
+    return None
+
+
+def _greatest(block, top, *best):
+    """The greatest score of a block by its `top`, else by the best (B, k) of its groups, or nan."""
+    if top is not None:
+        return float(block[np.arange(len(block)), top].max(initial=0))
+    return float(np.max([scores.max(initial=0) for scores in best]))
+
+
 def _best(block, top, group, k, scratch):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    `top` (B,): the column of each row's greatest score. `scratch`, like the block, is overwritten.
-    Returns scores (B, k) float64 and columns (B, k), padded with -inf and -1.
+    `top` (B,): the column of each row's greatest score, or None if that is not known. `scratch`,
+    like the block, is overwritten. Returns scores (B, k) float64 and columns (B, k), padded with
+    -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -582,11 +619,10 @@ def _best(block, top, group, k, scratch):
     where = np.full((len(block), k), -1)
     if not len(columns):
         return best, where
-    few = 4 * len(columns) < block.shape[1]
-    if few:
+    if group.few:
         part = _gather(block, columns, scratch)
     else:
-        if k == 1:
+        if k == 1 and top is not None:
             # Where the best of all columns is of the group, it is the group's best.
             best[:, 0] = block[rows, top]
             where[:, 0] = top
@@ -595,12 +631,13 @@ def _best(block, top, group, k, scratch):
                 rows = lacking
                 block = block[lacking]
         # To hide the other columns takes less time than to gather so many.
-        part = np.add(block, group.penalty.astype(block.dtype), out=scratch[:len(rows)])
+        penalty = group.penalty.astype(block.dtype, copy=False)
+        part = np.add(block, penalty, out=scratch[:len(rows)])
     lines = np.arange(len(rows))
     for rank in range(min(k, len(columns))):
         at = part.argmax(axis=1)
         best[rows, rank] = part[lines, at]
-        where[rows, rank] = columns[at] if few else at
+        where[rows, rank] = columns[at] if group.few else at
         part[lines, at] = -np.inf  # out of the way of the next rank
     return best, where
 
@@ -751,7 +788,7 @@ def _metrics(images, counts, protocol, unit, average):
     values |= {"hm_seen": nan, "hm_unseen": nan, "bias": nan}
     judged_at = nan
     if not np.isnan(area):
-        i = _harmonic(curve.seen, curve.unseen).argmax()
+        i = _best_entry(curve)
         values["hm_seen"] = float(curve.seen[i])
         values["hm_unseen"] = float(curve.unseen[i])
         values["bias"], judged_at = _bias_of_entry(curve, i, protocol)
@@ -759,6 +796,12 @@ def _metrics(images, counts, protocol, unit, average):
         for column, name in PRIMITIVES:
             values[name + when] = _accuracy(images.kept, column, bias, weights)
     return values
+
+
+def _best_entry(curve):
+    """The first entry of a curve with the best harmonic mean, as far as rounding lets it tell."""
+    hm = _harmonic(curve.seen, curve.unseen)
+    return int((hm >= hm.max() - ROUNDING).argmax())
 
 
 def _bias_of_entry(curve, i, protocol):
@@ -842,6 +885,9 @@ def _percentiles(draws, confidence):
 
 def _plain(name, values):
     """`values` as an array; a torch tensor of any device or float type, with a gradient or not."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it; to exclude "
+                         "compositions pass candidates")
     try:
         if hasattr(values, "detach"):
             values = values.detach().cpu()
@@ -884,7 +930,7 @@ def _checked_confidence(confidence):
     number = _plain("confidence", confidence)
     if not _is_number(number) or not 0 < number < 1:
         raise ValueError("confidence must be a number between 0 and 1, as 0.95 is, "
-                         f"got {confidence!r}")
+                         f"got {_in_words(confidence)}")
     return float(number)
 
 
@@ -892,8 +938,8 @@ def _checked_bias(bias):
     """A float64 bias, infinite or not, of a number of any type; or a ValueError."""
     number = _plain("bias", bias)
     if not _is_number(number):
-        raise ValueError(f"bias must be a number, got {number.tolist()!r}; a report of seen or "
-                         "unseen alone has none")
+        raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of "
+                         "seen or unseen alone has none")
     if number.dtype.kind in "iu" and int(float(number)) != int(number):
         raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
     return float(number)
@@ -902,7 +948,21 @@ def _checked_bias(bias):
 def _choice(name, value, choices):
     """A ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}, got {_in_words(value)}")
+
+
+def _check_sweep(name, sweep):
+    """A ValueError unless it is a BiasSweep."""
+    if not isinstance(sweep, BiasSweep):
+        raise ValueError(f"{name} must be a BiasSweep, got {type(sweep).__name__}")
+
+
+def _in_words(value):
+    """A value in one line of an error, which an array would fill."""
+    text = " ".join(repr(value).split())
+    if len(text) > 60:
+        return type(value).__name__
+    return text
 
 
 def _warn_of_a_missing_half(seen_count, count):
@@ -946,6 +1006,11 @@ def _read(path):
             name = path.stem if path.stem in ARRAYS else "scores"
             return {name: data}
         with data:
+            # An array whose name is damaged, or lost in a comment, would pass for one not there.
+            for entry in data.zip.infolist():
+                data.zip.open(entry).close()  # the name stands twice: refused if they differ
+                if entry.comment:
+                    raise ValueError("its directory has a comment, which no array has")
             return {name: data[name] for name in ARRAYS if name in data}
     except OSError as error:
         if error.errno is not None:  # the operating system's: no such file, no permission
@@ -986,12 +1051,14 @@ def comparison_table(comparisons):
              f"{'':24}{'a':>8}{'b':>8}{'a - b':>26}{'a leads':>10}"]
     for protocol, comparison in comparisons.items():
         for name in HEADLINE:
-            a, b, difference, low, high, leads = (
-                100 * comparison[name + end]
-                for end in ("_a", "_b", "_difference", "_difference_low", "_difference_high",
-                            "_a_leads"))
-            interval = f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(f"{name + ', ' + protocol:24}{a:8.2f}{b:8.2f}{interval:>26}{leads:10.1f}")
+            percent = {}
+            for end in ("a", "b", "difference", "difference_low", "difference_high", "a_leads"):
+                # Adding 0 turns the -0.00 of what is equal but for rounding into +0.00.
+                percent[end] = round(100 * comparison[f"{name}_{end}"], 2) + 0.0
+            interval = (f"{percent['difference']:+.2f} [{percent['difference_low']:+.2f}, "
+                        f"{percent['difference_high']:+.2f}]")
+            lines.append(f"{name + ', ' + protocol:24}{percent['a']:8.2f}{percent['b']:8.2f}"
+                         f"{interval:>26}{percent['a_leads']:10.1f}")
     return "\n".join(lines)
 
 
@@ -1023,10 +1090,9 @@ def write_compositions(sweep, path, average="image"):
     """
     images = sweep._images()
     curve = sweep.curve(average=average)
-    hm = _harmonic(curve.seen, curve.unseen)
     best_bias = float("nan")
-    if not np.isnan(hm).any():
-        best_bias = _bias_of_entry(curve, hm.argmax(), "exact")[1]
+    if not np.isnan(curve.seen + curve.unseen).any():
+        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")[1]
 
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]
@@ -1057,10 +1123,13 @@ def _write_whole(path, write):
 
 
 def _sweep_of_files(files, topk):
-    """The BiasSweep of saved arrays."""
+    """The BiasSweep of saved arrays; a ValueError about these names the files."""
     scores, target, arrays = load(files)
-    sweep = BiasSweep(**arrays, topk=topk)
-    sweep.update(scores, target)
+    try:
+        sweep = BiasSweep(**arrays, topk=topk)
+        sweep.update(scores, target)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(files)}: {error}") from None
     return sweep
 
 
@@ -1148,4 +1217,9 @@ def main(argv=None):
 
 if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of source
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

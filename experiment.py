@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -32,7 +33,7 @@ import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, save_csv
-from train import chunks, fit, index_pairs, load_file, selection, sweep
+from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
@@ -70,9 +71,10 @@ def expected_loss(n):
     """The share of its AUC that a mask is expected to lose between n validation compositions and
     the next ones.
 
-    A τ that hides r of the n unseen compositions of validation is expected to hide (r + 1) / (n + 1)
-    of the next, by the rank argument of `greatest_threshold`. So of what validation left in sight,
-    1 - r/n, the share (1 - (r + 1)/(n + 1)) / (1 - r/n) = n / (n + 1) remains, whatever r is.
+    A τ that hides r of the n unseen compositions of validation is expected to hide
+    (r + 1) / (n + 1) of the next, by the rank argument of `greatest_threshold`. So of what
+    validation left in sight, 1 - r/n, the share (1 - (r + 1)/(n + 1)) / (1 - r/n) = n / (n + 1)
+    remains, whatever r is.
     """
     return 1 / (n + 1)
 
@@ -93,10 +95,10 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
     model.eval()
     with torch.no_grad():
-        own = common.share(len(features))
-        own_target = target[own]
-        scored = chunks(model, features[own], model.compositions())
-        blocks = ((scores.cpu().numpy(), own_target[part]) for part, scores in scored)
+        share = common.share(len(features))  # of the images, this process's
+        target_of_share = target[share]
+        scored = chunks(model, features[share], model.compositions())
+        blocks = ((scores.cpu().numpy(), target_of_share[part]) for part, scores in scored)
         curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds,
                                 gather=common.gather)
     auc = np.nan_to_num(curve["auc"])
@@ -353,6 +355,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     holds. Several processes do it together, and the first one writes."""
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
+    if writes:
+        common.clear_parts(out)
     if not resume and writes:
         if (out / "last.pt").exists() and not (out / "metrics.json").exists():
             print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
@@ -365,6 +369,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         for phase in data.PHASES:
             on_device = torch.as_tensor(features[phase], device=device)
             arrays[phase] = (on_device, dataset.targets[phase])
+        check_model(model, arrays["train"][0], dataset.seen)
         history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
                                       resume=resume, eager=eager)
         rho = model.feasibility(dataset.seen)
@@ -403,7 +408,7 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = out / ".scores.npy.part"
+    part = common.part_of(out / "scores.npy")
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
@@ -480,8 +485,8 @@ def other_runs(out, seeds):
     """
     folders = sorted(out.glob("seed[0-9]*"))
     if len(seeds) > 1:
-        own = {out / f"seed{seed}" for seed in seeds}
-        folders = [out, *(folder for folder in folders if folder not in own)]
+        expected = {out / f"seed{seed}" for seed in seeds}
+        folders = [out, *(folder for folder in folders if folder not in expected)]
     return [folder for folder in folders if has_run(folder)]
 
 
@@ -500,6 +505,7 @@ def remove_other_runs(out, seeds, resume):
         if not (folder / "metrics.json").exists():
             print(f"note: the unfinished run in {folder} is removed, since --resume was not given")
         remove_results(folder)
+        common.clear_parts(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
 
@@ -539,7 +545,27 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together):
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
     print(f"written to {out}")
+    run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
+    print("\n".join(next_steps(dataset, settings, run)))
     return results
+
+
+def next_steps(dataset, settings, run):
+    """Lines that say what can be done with the folder `run` of a finished run."""
+    lines = ["what next:"]
+    if settings["model"] == "compcos":
+        command = f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))}"
+        photo = dataset.path(dataset.images["test"][0])
+        if photo.exists():
+            lines.append(f"  predict:  {command} --predict {shlex.quote(str(photo))}")
+        else:
+            lines.append(f"  predict:  {command} --features FILE")
+    scores = shlex.quote(str(run / "scores_open.npz"))
+    draw = f"  a curve:  python evaluate.py {scores} --plot curve.png"
+    if not (run / "scores.npy").exists():
+        draw += "  (after the same command with --resume --save-scores)"
+    lines.append(draw)
+    return lines
 
 
 def describe_model(settings):
@@ -593,11 +619,12 @@ def read_feasibility(path, states, objects):
             with open(path, encoding="utf-8-sig", newline="") as file:
                 for row in csv.DictReader(file):
                     rows[row["state"], row["object"]] = float(row["feasibility"])
-        scores = np.array([[rows[state, object_] for object_ in objects] for state in states])
+        scores = np.zeros((len(states), len(objects)))
+        for s, o in np.ndindex(scores.shape):
+            scores[s, o] = rows[states[s], objects[o]]
     except (KeyError, TypeError) as missing:
         raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility "
-                         "with a row for each "
-                         "composition of this data") from None
+                         "with a row for each composition of this data") from None
     if not np.isfinite(scores).all():
         raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
     return scores
@@ -713,22 +740,22 @@ def table_notes(metrics):
 def add_options(parser):
     """The options that every system shares."""
     add = parser.add_argument_group("data").add_argument
-    add("--dataset", default="shapes", help="shapes (built in, the default), utzappos, mitstates, "
-                                            "cgqa, or a folder")
-    add("--data-root", default="data", metavar="DIR", help="where datasets and word vectors are "
-                                                           "(default data)")
-    add("--features", metavar="FILE", help="features by file name (.npz: files, features (N, F)), "
-                                           "from CLIP say")
-    add("--weights", metavar="FILE", help="ResNet-18 weights for the extraction (default: torch "
-                                          "hub's)")
+    add("--dataset", default="shapes",
+        help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
+    add("--data-root", default="data", metavar="DIR",
+        help="where datasets and word vectors are (default data)")
+    add("--features", metavar="FILE",
+        help="features by file name (.npz: files, features (N, F)), from CLIP say")
+    add("--weights", metavar="FILE",
+        help="ResNet-18 weights for the extraction (default: torch hub's)")
     add("--vectors", nargs="+", metavar="NAME|FILE",
         help="word vectors, concatenated: word2vec, fasttext, glove, random, or files")
-    add("--missing", default="error", choices=["error", "random", "mean"], help="for words "
-                                                                                "without vectors")
+    add("--missing", default="error", choices=["error", "random", "mean"],
+        help="for words without vectors")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
     add("--cache", metavar="DIR",
-        help="where extracted features are kept (default: in the dataset's folder; beside --out "
-             "if that is read-only)")
+        help="where extracted features are kept (default: in the dataset's folder; beside --out if"
+             " that is read-only)")
     add("--max-pixels", type=int, metavar="N",
         help="read larger photos than 179 million pixels, up to N")
     add("--respect-orientation", action="store_true", help="turn photos as their EXIF tag says")
@@ -744,8 +771,8 @@ def add_options(parser):
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
     add("--mask", default="justified", choices=["justified", "published"],
         help="how τ of the hard mask is chosen: at most so high that 5 %% of what exists is "
-             "expected to be hidden, or "
-        "by validation AUC alone, as in the paper (default justified)")
+             "expected to be hidden, or by validation AUC alone, as in the paper (default "
+             "justified)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR", help="default runs/DATASET-MODEL-WORLD")
     add("--resume", action="store_true", help="go on from last.pt in --out")
@@ -776,6 +803,7 @@ def prepare(options, model, defaults):
     common.gather("the built-in data are there")
     dataset = data.load(options.dataset, options.data_root)
     out = options.out or Path("runs", f"{dataset.name}-{model}-{options.world}")
+    common.check_writable(out)
     device = image_features.pick_device(options.device)
     chosen = choose_settings(options, defaults.get(dataset.name, defaults["other"]))
     sources = chosen.pop("vectors")
@@ -848,3 +876,8 @@ def checksum(dataset, vectors, features):
     for array in arrays:
         content = zlib.crc32(np.ascontiguousarray(array), content)
     return content
+
+
+if __name__ == "__main__":
+    print("experiment.py makes one experiment of options, training and tests; run "
+          "`python compcos.py` for one.")

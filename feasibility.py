@@ -21,6 +21,7 @@ import operator
 import re
 import sys
 import warnings
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -52,8 +53,8 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
            [1. , 1. ]])
     """
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
-    if mix not in MIXES:
-        raise ValueError(f"unknown mix {mix!r}: choose from {', '.join(MIXES)}")
+    if not isinstance(mix, str) or mix not in MIXES:
+        raise ValueError(f"unknown mix {_in_words(mix)}: choose from {', '.join(MIXES)}")
 
     # ρ_obj looks along a state's row for the objects seen with it. ρ_state looks along an
     # object's column for the states seen with it: the same with rows and columns exchanged.
@@ -92,7 +93,8 @@ def explain(state, object, state_vectors, object_vectors, seen):
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
     S, O = seen.shape
     if not _is_index(state, S) or not _is_index(object, O):
-        raise ValueError(f"no composition ({state!r}, {object!r}) among {S} states by {O} objects")
+        raise ValueError(f"no composition of state {_in_words(state)} and object "
+                         f"{_in_words(object)} among {S} states by {O} objects")
     state = operator.index(state)
     object_ = operator.index(object)
 
@@ -160,6 +162,8 @@ def median_mask(feasibility, seen, *, inverse=False):
     it: if feasibility means anything, that is much the worse mask. ValueError as in hard_mask.
     """
     feasibility, seen = _scores(feasibility, seen)
+    if not isinstance(inverse, (bool, np.bool_)):
+        raise ValueError(f"inverse is {_in_words(inverse)}; expected True or False")
     if seen.all():
         return seen.copy()
     median = np.median(feasibility[~seen])
@@ -179,9 +183,9 @@ def combine(feasibility, external, *, weight):
     feasibility = _numbers(feasibility, "feasibility")
     external = _numbers(external, "external")
     weight = _number(weight, "weight")
-    if external.shape != feasibility.shape:
-        raise ValueError(f"external scores are {external.shape}; expected {feasibility.shape}, "
-                         "states by objects")
+    if external.shape != feasibility.shape or not np.isfinite(feasibility).all():
+        raise ValueError(f"external scores are {external.shape}, feasibility {feasibility.shape}; "
+                         "expected one shape, states by objects, and finite feasibility")
     if not 0 <= weight <= 1 or np.any(np.abs(external) > 1):
         raise ValueError(f"weight {weight} must be in [0, 1], and external scores in [-1, 1] "
                          "(or nan where unknown)")
@@ -216,8 +220,8 @@ def rank_correlation(a, b):
     a = _numbers(a, "a")
     b = _numbers(b, "b")
     if a.ndim != 1 or a.shape != b.shape or not a.size or np.isnan([a, b]).any():
-        raise ValueError(f"cannot correlate {a.shape} with {b.shape}; expected two (N,) arrays, "
-                         "N > 0, without nan")
+        raise ValueError(f"cannot correlate a {a.shape} with b {b.shape}; expected two (N,) "
+                         "arrays, N > 0, without nan")
     a = _ranks(a)
     b = _ranks(b)
     a = a - a.mean()
@@ -283,6 +287,8 @@ def _cosines(vectors, name):
 
 def _array(value, name):
     """The value as an array; ValueError naming it where NumPy cannot make one."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost; fill it first")
     try:
         return np.asarray(value)
     except Exception as error:  # ragged lists, tensors with gradients or on a GPU: many types
@@ -301,7 +307,7 @@ def _number(value, name):
     """A single number as a float; infinite is one, nan is none."""
     array = _array(value, name)
     if array.ndim or array.dtype.kind not in "fiu" or np.isnan(array):
-        raise ValueError(f"{name} is {value!r}; expected a number")
+        raise ValueError(f"{name} is {_in_words(value)}; expected a number")
     return float(array)
 
 
@@ -325,6 +331,8 @@ def _scores(feasibility, mask, name="seen"):
 
 def _is_index(value, size):
     """Whether it is an integer from 0 to size - 1."""
+    if isinstance(value, bool):
+        return False
     try:
         return 0 <= operator.index(value) < size
     except TypeError:
@@ -333,9 +341,17 @@ def _is_index(value, size):
 
 def _top(top):
     """`top` as an int; ValueError unless it is an integer of at least 1."""
-    if not _is_index(top, sys.maxsize) or isinstance(top, bool) or top < 1:
-        raise ValueError(f"top is {top!r}; expected an integer of at least 1")
+    if not _is_index(top, sys.maxsize) or top < 1:
+        raise ValueError(f"top is {_in_words(top)}; expected an integer of at least 1")
     return operator.index(top)
+
+
+def _in_words(value):
+    """A value in one line of an error, which an array would fill."""
+    text = " ".join(repr(value).split())
+    if len(text) > 60:
+        return type(value).__name__
+    return text
 
 
 # ---- pair lists ----
@@ -364,6 +380,8 @@ def read_pairs(path, *, training=False):
         lines[0] = ""
     header = next((line for line in lines if line.strip()), "")
     separator = max(",;\t", key=header.count)
+    if separator not in header:
+        separator = " "
     columns = [cell.strip(' "\r').lower() for cell in header.split(separator)]
     if _column(columns, "state") is not None and _column(columns, "object") is not None:
         return _pairs_of_table(path, lines, separator, training)
@@ -390,7 +408,8 @@ def _pairs_of_list(path, lines):
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        names = tuple(" ".join(name.split()) for name in line.strip().split(separator))
+        cells = [cell.strip(' "') for cell in line.strip().split(separator)]
+        names = tuple(" ".join(cell.split()) for cell in cells)
         if len(names) != 2 or not all(names):
             raise ValueError(f"{path}, line {number}: expected `state object`, two words; names "
                              "with spaces need a tab or a comma between them on every line")
@@ -599,13 +618,13 @@ def _first_complete(name, table, kind):
 
 def _text_table(path, names):
     """Text lines `word number ...` -> their kind, and {word: vector (D,)} for what names need."""
-    with _opened(path) as file:
-        kind, dim, start = _shape_of_text(file.read(HEAD), path)
-        wanted = {word.encode(): word for word in _wanted(names, kind)}
-        table = {}
-        file.seek(start)
-        first_number = 1 if kind == "glove" else 2
-        try:
+    table = {}
+    try:
+        with _opened(path) as file:
+            kind, dim, start = _shape_of_text(file.read(HEAD), path)
+            wanted = {word.encode(): word for word in _wanted(names, kind)}
+            file.seek(start)
+            first_number = 1 if kind == "glove" else 2
             for number, line in enumerate(file, first_number):
                 if b"\t" in line:
                     line = line.replace(b"\t", b" ")
@@ -616,8 +635,8 @@ def _text_table(path, names):
                 if len(numbers) == dim and entry != word:
                     continue  # a longer entry with spaces in it, of which this is the first word
                 table[wanted[word]] = _vector_of(numbers, dim, f"{path}, line {number}", word)
-        except EOFError as error:
-            raise ValueError(f"{path}: {error}") from None
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from None
     return kind, table
 
 
@@ -648,7 +667,10 @@ def _shape_of_text(head, path):
     lines = head[start:].split(b"\n")
     counts = re.fullmatch(rb"(\d+)\s+(\d+)\s*", lines[0])
     if counts:
-        return "text", int(counts[2]), start + len(lines[0]) + 1
+        dim = int(counts[2])
+        if not 0 < dim < HEAD:
+            raise ValueError(f"{path}: its first line says that a vector has {dim} numbers")
+        return "text", dim, start + len(lines[0]) + 1
     if len(lines) > 1:
         lines.pop()  # what follows the last line end: nothing, or part of a line
     # Entries with spaces in them make their lines look longer: most lines have none.
@@ -673,8 +695,8 @@ def _npz_tables(path):
         if names not in arrays or vectors not in arrays:
             continue
         rows = arrays[vectors]
-        if rows.ndim != 2 or arrays[names].shape != rows.shape[:1]:
-            raise ValueError(f"{path}: {vectors} has shape {rows.shape}; expected "
+        if rows.dtype.kind not in "fiu" or rows.ndim != 2 or arrays[names].shape != rows.shape[:1]:
+            raise ValueError(f"{path}: {vectors} are {rows.dtype} {rows.shape}; expected numbers "
                              f"({arrays[names].size}, D) for {names}")
         tables[names] = {}
         for name, vector in zip(arrays[names].tolist(), rows.astype(np.float64)):
@@ -703,8 +725,9 @@ def _load_npz(path, keys):
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile have many ways to say that this is not the file
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)} "
-                         f"({error})") from error
+                         f"({reason})") from error
 
 
 def _arrays(path, *keys):
@@ -1076,4 +1099,9 @@ def _print_figures(table):
 
 
 if __name__ == "__main__":
+    try:
+        from common import command  # what it knows of terminals and signals; a copy goes without
+        main = command(main)
+    except ImportError:
+        pass
     main()

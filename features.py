@@ -792,7 +792,8 @@ def _fill(cache, batches, stamps, dtype):
                 saved = time.monotonic()
     finally:  # of an interrupted extraction too
         if len(cache.rows) > known:
-            _write_cache(cache, dtype)
+            with common.signals_held():
+                _write_cache(cache, dtype)
     return broken
 
 

@@ -100,15 +100,15 @@ def published_tmn(model, get):
     width = model.config["width"]
     names = {}
     for module in range(model.config["modules"]):
-        own = slice(module * width, (module + 1) * width)
+        part = slice(module * width, (module + 1) * width)  # of the stacked layers
         first = f"comp_network._module_list.0.{module}"
-        names |= tensors(f"{first}.0", model.first, get, own)
-        names |= tensors(f"{first}.1", model.first_norm, get, own)
+        names |= tensors(f"{first}.0", model.first, get, part)
+        names |= tensors(f"{first}.1", model.first_norm, get, part)
         for row, layer in enumerate(model.layers, 1):
             name = f"comp_network._module_list.{row}.{module}"
-            names |= tensors(f"{name}.0", layer.before, get, own)
+            names |= tensors(f"{name}.0", layer.before, get, part)
             names |= tensors(f"{name}.1", layer, get, module)
-            names |= tensors(f"{name}.2", layer.after, get, own)
+            names |= tensors(f"{name}.2", layer.after, get, part)
     last = f"comp_network._end_modules.0.{len(model.layers)}"
     names |= tensors(f"{last}.0", model.last_norm, get)
     names |= tensors(f"{last}.1", model.last, get)
@@ -266,3 +266,8 @@ def direct_tmn_loss(parameters, x, pairs):
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
           "tmn": direct_tmn_scores, "apart": direct_apart}
+
+
+if __name__ == "__main__":
+    print("reference.py holds the plain forms of the equations, for tests and reading; run "
+          "`python -m pytest`.")

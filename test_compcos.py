@@ -75,7 +75,30 @@ def test_factorised_equals_plain_in_float64(distance):
     assert fast.abs().max() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("distance", [None, 0.3, 1e-2])
+@pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-6])
+def test_cosines_of_nearly_opposite_halves_stay_cosines(distance):
+    """In [-1, 1] for images that look like these compositions, no worse than ten times plain."""
+    for seed in range(5):
+        model, _, _, _ = small(S=20, O=20, D=50, seed=seed)
+        oppose(model, distance)
+        model.eval()
+        exact = copy.deepcopy(model).double()
+        diagonal = torch.arange(20)
+        own = exact.embed_compositions(torch.stack([diagonal, diagonal], dim=1)).detach()
+        images = torch.cat([own, -own])
+        model.image_embedder = torch.nn.Identity()
+        exact.image_embedder = torch.nn.Identity()
+        with torch.no_grad():
+            truth = plain_cosines(exact, images)[:, diagonal, diagonal]
+            plain = plain_cosines(model, images.float())[:, diagonal, diagonal]
+            cosines = model(images.float())
+        assert truth.abs().max() > 0.999  # so an error would lead outside
+        assert cosines.abs().max() <= 1
+        fast = cosines[:, diagonal, diagonal]
+        assert (fast - truth).abs().max() <= 10 * (plain - truth).abs().max()
+
+
+@pytest.mark.parametrize("distance", [None, 0.3, 1e-2, 1e-4, 1e-6])
 def test_factorised_is_as_exact_as_plain_in_float32(distance):
     """Against float64 from the same parameters: within 1e-5, or, where b_o is nearly -a_s, no worse
     than the plain form."""
@@ -423,16 +446,19 @@ def test_every_switch_set_back_is_the_published_recipe():
     assert torch.equal(back, trained({}, dict(scale=20.0, margin=0.4, warmup=2)))
 
 
-def test_training_by_the_plain_loss_is_training_by_the_fused():
+@pytest.mark.parametrize("world", ["open", "closed"])
+def test_training_by_the_plain_loss_is_training_by_the_fused(world):
     """Three epochs; `--plain-loss` is where an edit of compcos_loss changes training."""
-    fused, plain = (
-        trained({}, dict(scale=20.0, margin=0.4, warmup=2, plain=plain)) for plain in (False, True)
-    )
+    settings = dict(world=world, scale=20.0, margin=0.4, warmup=2)
+    fused = trained({}, settings)
+    plain = trained({}, settings | dict(plain=True))
     torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
 
 
-def test_an_own_loss_is_live(monkeypatch):
-    """(a) of README's "Change it": another compcos_loss is what training minimises."""
+@pytest.mark.parametrize("world", ["open", "closed"])
+@pytest.mark.parametrize("mix_images", [0.0, 0.5])
+def test_an_own_loss_is_live(world, mix_images, monkeypatch):
+    """Another compcos_loss is what training minimises: in both worlds, by both recipes."""
     import compcos
 
     def smoothed(cosines, target, *, scale, **_):
@@ -440,9 +466,10 @@ def test_an_own_loss_is_live(monkeypatch):
             scale * cosines.flatten(1), target, label_smoothing=0.1
         )
 
-    before = trained({}, dict(plain=True))
+    settings = dict(world=world, mix_images=mix_images, plain=True)
+    before = trained({}, settings)
     monkeypatch.setattr(compcos, "compcos_loss", smoothed)
-    assert not torch.equal(before, trained({}, dict(plain=True)))
+    assert not torch.equal(before, trained({}, settings))
 
 
 def test_members_are_models_trained_apart():

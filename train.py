@@ -3,16 +3,17 @@
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
 **What a model offers** (CompCos, its members and the compared systems alike; a model of your own
-needs no more):
+needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it
+before training.
 
 | name | is |
 | --- | --- |
-| `states`, `objects` | tensors with S and O rows; only their lengths and device are read here |
+| `states`, `objects` * | tensors with S and O rows; only their lengths and device are read here |
 | `loss(features (B, F), target (B,))` | the scalar that training minimises; targets are s * O + o |
-| `after_epoch(epoch)` | what changes from epoch to epoch, epoch = 1, 2, ... |
-| `compositions()` | what all images share in scoring, computed once for many images |
+| `after_epoch(epoch)` * | what changes from epoch to epoch, epoch = 1, 2, ... |
+| `compositions()` * | what all images share in scoring, computed once for many images; or None |
 | `score(features (B, F), compositions)` | (B, S, O), higher is better |
-| `feasibility(seen (S, O))` | (S, O) array, what the hard mask compares with its threshold |
+| `feasibility(seen (S, O))` * | (S, O) array, what the hard mask compares with its threshold |
 | `config` | the constructor's plain settings, kept in best.pt |
 | `parameter_groups(lr)` | optional: Adam's groups, where not all parameters learn at one rate |
 | `after_training(validate)` | optional: choose on validation what is not trained; a dict of it |
@@ -33,6 +34,7 @@ at s * O + o.
 
 import csv
 import math
+import platform
 import sys
 import time
 import warnings
@@ -166,9 +168,9 @@ class WeightAverage:
     @torch.no_grad()
     def exchange(self):
         """Put the average into the model and keep its weights here; a second call undoes it."""
-        kept = [weight.detach().clone() for weight in self.weights]
+        weights = [weight.detach().clone() for weight in self.weights]
         torch._foreach_copy_(self.weights, self.average)
-        torch._foreach_copy_(self.average, kept)
+        torch._foreach_copy_(self.average, weights)
 
 
 def stepper(model, optimizer, features, targets, *, eager=False):
@@ -185,13 +187,14 @@ def stepper(model, optimizer, features, targets, *, eager=False):
 
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        own = index
+        taken = index
         if processes > 1:
-            own = index[rank::processes]
-            # Without an image it goes through the step with another's, at the weight 0.
-            share = len(own) / len(index)
-            own = own if share else index[:1]
-        loss = model.loss(features[own], targets[own])
+            taken = index[rank::processes]
+            share = len(taken) / len(index)
+            if not share:
+                # Without an image it goes through the step with another's, at the weight 0.
+                taken = index[:1]
+        loss = model.loss(features[taken], targets[taken])
         if processes > 1:
             loss = loss * share  # the sum over the processes is the mean over the batch
         loss.backward()
@@ -289,16 +292,18 @@ def last_epoch_kept(run, out, settings):
     """However the block ends, last.pt holds the last whole epoch; who stops it is told so."""
     first = run.epoch
     try:
-        yield
+        try:
+            yield
+        finally:
+            if run.epoch > first:
+                with common.signals_held():
+                    run.save(out, settings)
     except (KeyboardInterrupt, ConnectionError) as error:
-        kept = "no epoch was finished"
+        saved = "no epoch was finished"
         if run.epoch:
-            kept = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
+            saved = f"epoch {run.epoch} is kept in {out / 'last.pt'}, from which --resume goes on"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else error
-        raise type(error)(f"{why}: {kept}") from None
-    finally:
-        if run.epoch > first:
-            run.save(out, settings)
+        raise type(error)(f"{why}: {saved}") from None
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
@@ -324,11 +329,20 @@ def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patie
 
 
 def agree(run, out):
-    """Let all processes begin with the first one's numbers. OSError: not all have read last.pt."""
+    """Let all processes begin with the first one's numbers.
+
+    OSError: not all have read last.pt. ValueError: two are on one GPU.
+    """
+    device = run.model.states.device
     epochs = common.gather(run.epoch)
     if len(set(epochs)) > 1:
-        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: --out "
-                      "needs a folder that all machines share")
+        raise OSError(f"{out / 'last.pt'}: the processes go on from epochs {epochs}, by rank: "
+                      "--out needs a folder that all machines share")
+    places = common.gather((platform.node(), str(device)))
+    if device.type == "cuda" and len(set(places)) < len(places):
+        raise ValueError(f"the processes are on {places}, by rank: to train one model each needs a "
+                         "GPU of its own; start as many as there are GPUs, without a number in "
+                         "--device")
     if len(epochs) > 1:
         with common.group() as distributed:
             for tensor in run.live():
@@ -450,6 +464,39 @@ def check_training(model, features, targets, epochs, batch_size):
                          f"O + o, 0 to {count - 1}")
 
 
+OFFERED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",
+           "config")
+
+
+@torch.no_grad()
+def check_model(model, features, seen):
+    """ValueError where a model does not keep the contract at the head of this file.
+
+    features (N, F) on the model's device, of which two images are scored; seen (S, O) bool.
+    """
+    name = type(model).__name__
+    lacking = [offer for offer in OFFERED if not hasattr(model, offer)]
+    if lacking:
+        raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
+                         f"{', '.join(OFFERED)}, as the head of train.py says; a subclass of "
+                         "baselines.Compared needs only loss, score and config")
+    primitives = (len(model.states), len(model.objects))
+    if primitives != seen.shape:
+        raise ValueError(f"{name} has {primitives[0]} states and {primitives[1]} objects: expected "
+                         f"{seen.shape[0]} and {seen.shape[1]}, as its word vectors have rows")
+    was_training = model.training
+    model.eval()
+    scores = model.score(features[:2], model.compositions())
+    model.train(was_training)
+    expected = (len(features[:2]), *seen.shape)
+    if tuple(scores.shape) != expected:
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for {expected[0]} images: "
+                         f"expected (B, S, O), here {expected}")
+    rho = np.shape(model.feasibility(seen))
+    if rho != seen.shape:
+        raise ValueError(f"{name}.feasibility gives {rho}: expected (S, O), here {seen.shape}")
+
+
 def adam(model, lr, weight_decay, device):
     """Adam over the model's parameters, ready for a captured step on CUDA."""
     groups = model.parameters()
@@ -462,12 +509,9 @@ def adam(model, lr, weight_decay, device):
 def train_epoch(model, step, total, count, size, seed, epoch, average=None, passes=1):
     """Passes over `count` images in batches of `size`, in orders that (seed, epoch) gives; the mean
     loss."""
-    generator = seed_epoch(seed, epoch)
+    order = draw_order(count, passes, seed, epoch).to(total.device)
     model.train()
     total.zero_()
-    # the passes follow one another without a short batch between them
-    orders = [torch.randperm(count, generator=generator) for _ in range(passes)]
-    order = torch.cat(orders).to(total.device)
     for start in range(0, len(order), size):
         step(order[start:start + size])
         if average is not None:
@@ -482,18 +526,19 @@ def train_epoch(model, step, total, count, size, seed, epoch, average=None, pass
     return mean
 
 
-def seed_epoch(seed, epoch):
-    """Seed what an epoch draws; returns the generator of the orders of its images.
+def draw_order(count, passes, seed, epoch):
+    """The images of an epoch, (count * passes,), in the order that (seed, epoch) gives; what else
+    the epoch draws is seeded.
 
-    Several processes draw the same orders as one does, but dropout and mixed images of their own.
+    The passes follow one another without a short batch between them. Several processes draw one
+    order, but dropout and mixed images of their own.
     """
     torch.manual_seed((seed << 20) + epoch)
-    if common.processes() == 1:
-        return torch.default_generator
-    generator = torch.Generator().manual_seed((seed << 20) + epoch)
-    own = np.random.SeedSequence([seed, epoch, common.rank()]).generate_state(1, np.uint64)
-    torch.manual_seed(int(own[0]))
-    return generator
+    order = torch.cat([torch.randperm(count) for _ in range(passes)])
+    if common.processes() > 1:
+        sequence = np.random.SeedSequence([seed, epoch, common.rank()])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+    return order
 
 
 def announce(run, epochs):
@@ -536,8 +581,7 @@ def continue_run(run, state, out):
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
-                         f"{why}): "
-                         "leave --resume out, or give another --out") from None
+                         f"{why}): leave --resume out, or give another --out") from None
     if run.history and common.rank() == 0:
         write_log(out, run.history)
 
@@ -558,8 +602,7 @@ def load_last(out, settings, epochs):
             differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
         raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options "
-                         "and data, another "
-                         "--out, or leave --resume out")
+                         "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
         raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
                          f"{state['epoch']} or more")
@@ -581,3 +624,8 @@ def load_file(path, keys):
                          f"{', '.join(keys)} (for published "
                          "files: compcos.load_published)")
     return contents
+
+
+if __name__ == "__main__":
+    print("train.py is the training loop and the contract of a model; run "
+          "`python compcos.py` to train.")

@@ -149,12 +149,65 @@ def test_a_full_disk_names_the_file_and_keeps_the_old(tmp_path, monkeypatch):
 
 
 def test_parts_of_dead_processes_are_cleared(tmp_path):
-    old, fresh = tmp_path / ".log.csv.1.aaaa.part", tmp_path / ".log.csv.1.bbbb.part"
-    for part in (old, fresh):
-        part.write_text("half")
-    os.utime(old, (0, 0))
-    common.write_whole(tmp_path / "log.csv", b"whole")
-    assert not old.exists() and fresh.exists() and (tmp_path / "log.csv").read_text() == "whole"
+    """Whatever their age; those of a living process, and those of a download, stay."""
+    path = tmp_path / "log.csv"
+    dead = common.part_of(path)
+    dead.write_text("half")
+    living = common.part_of(path)
+    living.write_text("half")
+    download = tmp_path / ".log.csv.0123abcd.part"
+    download.write_text("half")
+    writer = script(
+        """
+        with common.held(sys.argv[1]):
+            print("held", flush=True)
+            time.sleep(60)""",
+        living,
+    )
+    try:
+        assert writer.stdout.readline() == "held\n"
+        common.write_whole(path, b"whole")
+        assert path.read_text() == "whole" and not dead.exists()
+        assert living.exists() and download.exists()
+    finally:
+        writer.kill()
+        writer.communicate()
+    common.clear_parts(tmp_path)
+    assert not living.exists() and download.exists()
+
+
+def test_parts_where_nobody_can_be_seen_are_cleared_after_an_hour(tmp_path, monkeypatch):
+    """An empty one, too: its process may be about to hold it."""
+    monkeypatch.setattr(common, "take_lock", lambda handle: False)
+    for content in (b"half", b""):
+        old = common.part_of(tmp_path / "log.csv")
+        fresh = common.part_of(tmp_path / "log.csv")
+        for part in (old, fresh):
+            part.write_bytes(content)
+        os.utime(old, (0, 0))
+        common.clear_parts(tmp_path)
+        assert not old.exists() and fresh.exists()
+
+
+def test_names_of_parts_do_not_rest_on_the_process(tmp_path):
+    """In containers every process has the number 1."""
+    first = common.part_of(tmp_path / "log.csv")
+    assert first != common.part_of(tmp_path / "log.csv") and str(os.getpid()) not in (
+        first.name.split(".")
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_costs_a_warning(number, tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="has no locks"), common.lock(tmp_path):
+        common.write_whole(tmp_path / "log.csv", b"whole")
+    assert (tmp_path / "log.csv").read_text() == "whole"
 
 
 def test_room_is_reserved_or_nothing_is_left(tmp_path, monkeypatch):
@@ -207,6 +260,53 @@ def test_signals_save_as_ctrl_c_does(name, status):
     assert out == "saved\n" and process.returncode == status and "Traceback" not in error
 
 
+def test_a_second_signal_does_not_cut_the_saving():
+    """Nor a Ctrl-C in its midst; after a while one does, if the saving hangs."""
+    program = """
+        import signal
+        common.SAVING_SECONDS = 1
+        @common.command
+        def main(argv=None):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+                    os.kill(os.getpid(), getattr(signal, name))
+                print("saved", flush=True)
+                time.sleep(1.2)
+                os.kill(os.getpid(), signal.SIGINT)
+                print("not interrupted")
+        main()"""
+    process = script(program)
+    out, error = process.communicate(timeout=30)
+    assert out == "saved\n" and process.returncode == 143 and "Traceback" not in error
+
+
+def test_signals_wait_for_the_end_of_a_block_that_holds_them():
+    with pytest.raises(KeyboardInterrupt):
+        with common.signals_held() as received:
+            signal.raise_signal(signal.SIGINT)
+            done = list(received)
+    assert done == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_that_are_not_pythons_stay(monkeypatch):
+    """Of them signal.getsignal says None, which cannot be given back."""
+    number = signal.SIGTERM
+    getsignal = signal.getsignal
+    monkeypatch.setattr(
+        common.signal, "getsignal", lambda other: None if other == number else getsignal(other)
+    )
+    installed = []
+    monkeypatch.setattr(
+        common.signal, "signal", lambda number, handler: installed.append((number, handler))
+    )
+    with common.signals_as_interrupts([]):
+        pass
+    assert installed and number not in [other for other, _ in installed]
+
+
 def test_odd_terminals_end_nothing():
     """Output in ASCII, and a reader that goes away, as `head -1` does."""
     text = """
@@ -228,8 +328,72 @@ def test_odd_terminals_end_nothing():
 
 
 def test_names_cannot_command_a_terminal(capsys):
-    common.say("broken: a\x1b[2J.png")
-    assert capsys.readouterr().err == "broken: a\\x1b[2J.png\n"
+    common.say("broken: a\x1b[2J.png\nand others")
+    assert capsys.readouterr().err == "broken: a\\x1b[2J.png\nand others\n"
+
+
+def test_no_print_or_error_of_a_script_commands_a_terminal():
+    """Wherever a name gets in: a print, a warning, argparse's and a script's errors."""
+    program = r"""
+        import argparse, warnings
+        @common.command
+        def main(argv=None):
+            name = "a\x1b[2J\r\u202e.png"
+            parser = argparse.ArgumentParser()
+            print(name, 1, flush=True)
+            sys.stdout.writelines([name, "\n"])
+            warnings.warn(name)
+            with common.Progress(name) as progress:
+                progress.shown -= 100
+                progress.update(1, note=name)
+            if argv:
+                parser.parse_args([name])
+            raise ValueError(name)
+        main(sys.argv[1:])"""
+    for arguments in ([], ["argparse"]):
+        process = script(program, *arguments)
+        out, error = process.communicate(timeout=30)
+        shown = "a\\x1b[2J\\r\\u202e.png"
+        assert process.returncode == 2
+        assert out == f"{shown} 1\n{shown}\n"
+        assert error.count(shown) == 4 and (out + error).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_every_script_helps_in_any_encoding(encoding):
+    program = """
+        for name in sys.argv[1:]:
+            module = __import__(name)
+            main = module.main
+            if name in ("evaluate", "feasibility"):
+                main = common.command(main)
+            try:
+                main(["--help"])
+            except SystemExit as end:
+                assert end.code == 0, name"""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in HERE.parent.glob("*.py")}
+    names = [name for name, text in texts.items() if "def main(argv=None)" in text]
+    assert len(names) >= 9
+    environment = dict(os.environ, PYTHONIOENCODING=encoding)
+    process = script(program, *names, env=environment)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0 and not error
+    assert out.count("usage: ") == len(names)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "feasibility"])
+def test_scripts_that_stand_alone_do_so(name, tmp_path):
+    """Beside common.py they take its care of terminals; a copy works without it."""
+    text = (HERE.parent / f"{name}.py").read_text(encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    missing = "none\x1b[2J.npz"
+    arguments = [missing] if name == "evaluate" else ["--pairs", missing, "--vectors", "x"]
+    for folder in (tmp_path, HERE.parent):
+        process = subprocess.run(
+            [sys.executable, folder / f"{name}.py", *arguments], capture_output=True, text=True
+        )
+        assert process.returncode == 2 and process.stderr.startswith("error: ")
+    assert "\x1b" not in process.stderr and "none\\x1b[2J.npz" in process.stderr
 
 
 def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
@@ -261,3 +425,20 @@ def test_a_folder_that_is_not_there_is_found_before_the_work(tmp_path):
     with pytest.raises(OSError, match="cannot write .*x.csv"):
         with common.writing(tmp_path / "nowhere/x.csv"):
             pytest.fail("the work began")
+
+
+def test_a_place_that_cannot_be_written_is_found_by_trying(tmp_path, monkeypatch):
+    common.check_writable(tmp_path / "not/yet/there")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write into .*file: .*another --out"):
+        common.check_writable(tmp_path / "file")
+    with pytest.raises(OSError, match="cannot write into .*run"):
+        common.check_writable(tmp_path / "file" / "run")
+
+    def read_only(dir):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(common.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(OSError, match="cannot write into .*there: Read-only file system"):
+        common.check_writable(tmp_path / "not/yet/there")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import common
 import data
 import drawings
 
@@ -1063,12 +1064,13 @@ def test_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
 
 def test_what_a_killed_drawing_left_is_cleared(tmp_path, monkeypatch):
     monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=1, unseen=1))
-    for name, age in ("old", 2 * drawings.FORGOTTEN), ("new", 0):
-        part = tmp_path / f".shapes.1.{name}.part"
-        part.mkdir()
-        os.utime(part, (part.stat().st_atime, part.stat().st_mtime - age))
-    drawings.ensure(tmp_path / "shapes")
-    assert {path.name for path in tmp_path.iterdir()} == {"shapes", ".shapes.1.new.part"}
+    dead = common.part_of(tmp_path / "shapes")
+    living = common.part_of(tmp_path / "shapes")
+    for part in (dead, living):
+        (part / "images").mkdir(parents=True)
+    with common.held(living):
+        drawings.ensure(tmp_path / "shapes")
+    assert {path.name for path in tmp_path.iterdir()} == {"shapes", living.name}
 
 
 def test_the_pictures_are_those_that_the_reports_were_made_with(tmp_path, monkeypatch):

@@ -194,7 +194,7 @@ def test_published_evaluators_answers(folder):
         for name in understated:
             understated[name] = max(understated[name], exact[name] - report[name])
             assert exact[name] >= report[name]
-    if folder == SHARED:  # DESIGN.md: by up to 3.1 points of AUC and 2.0 of HM
+    if folder == SHARED:  # by up to 3.1 points of AUC and 2.0 of HM
         assert [round(100 * x, 1) for x in understated.values()] == [3.1, 2.0]
 
 
@@ -387,6 +387,22 @@ def test_bootstrap_is_that_of_repeated_images():
                 assert got[name] == pytest.approx(want[name], abs=1e-9), name
 
 
+def test_rounding_does_not_choose_among_equal_harmonic_means():
+    """Found by generated inputs: 2 points of this curve have one HM, but for a sum's last digit."""
+    scores = np.array(
+        [[0, 3, 3], [0, 1, 0], [2, 2, 2], [0, 0, 2], [1, 0, 2], [3, 1, 2], [1, 2, 2], [2, 3, 1]]
+    )
+    target = np.array([0, 2, 1, 0, 2, 2, 0, 1])
+    seen = np.array([True, True, False])
+    drawn = np.array([0, 5, 6, 6, 1, 2, 7, 7])
+    images = sweep_of(scores, target, seen, topk=2)._images()
+    counts = np.bincount(drawn, minlength=8)[images.turns.order]
+    got = module._metrics(images, counts, "exact", "image", "composition")
+    want = evaluate(scores[drawn], target[drawn], seen, topk=2, average="composition")
+    for name in "best_hm", "hm_seen", "hm_unseen", "bias":
+        assert got[name] == pytest.approx(want[name], abs=1e-12), name
+
+
 def test_confidence_intervals():
     rng = np.random.default_rng(9)
     seen, target = np.array([True, False]), np.tile([0, 1], 200)
@@ -512,6 +528,36 @@ def test_bad_rows_are_counted_over_blocks_and_add_nothing(monkeypatch):
         sweep.update(scores, target)
     with pytest.warns(UserWarning):
         assert sweep.report()["n_seen"] == 50
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("lead", [0, 9], ids=["mixed", "seen ahead"])
+def test_a_bad_score_is_found_in_every_column_whichever_half_leads(lead, k, dtype):
+    rng = np.random.default_rng(3)
+    seen = np.arange(12) % 6 == 0  # few are seen: the others are hidden in a copy, or never read
+    candidates = np.arange(12) != 4
+    scores = rng.normal(size=(40, 12))
+    scores[:, seen] += lead
+    scores = scores.astype(dtype)
+    target = rng.integers(12, size=40)
+    bad = [np.nan, np.inf, -np.inf]
+    if dtype == "f8":
+        bad += [1e308, -1e308]
+    for value in bad:
+        for column in range(12):
+            row = rng.integers(40)
+            changed = scores.copy()
+            changed[row, column] = value
+            with warnings.catch_warnings(), pytest.raises(
+                ValueError, match=f"must be finite: row {row}, column {column} is"
+            ):
+                warnings.simplefilter("error")
+                evaluate(changed, target, seen, candidates=candidates, topk=k)
+    few = slice(8)
+    report = evaluate(scores[few], target[few], seen, candidates=candidates, topk=k)
+    for name, value in brute(scores[few], target[few], seen, candidates, k).items():
+        assert np.isnan(value) or report[name] == pytest.approx(value, abs=1e-12), name
 
 
 def test_bad_kept_scores_merges_and_thresholds():
@@ -1019,7 +1065,17 @@ def test_wrong_types_are_named():
     ):
         with pytest.raises(ValueError, match=list(change)[0]):
             evaluate(**{**good, **change})
+    for name in good:  # a mask would be lost
+        with pytest.raises(ValueError, match=f"{name} is a masked array"):
+            evaluate(**{**good, name: np.ma.masked_equal(good[name], 0)})
+    for change in dict(confidence=np.zeros((9, 9))), dict(unit=np.zeros((9, 9))):
+        with pytest.raises(ValueError, match=list(change)[0]) as error:
+            evaluate(**{**good, **{"confidence": 0.9, **change}})
+        assert "\n" not in str(error.value)
     sweep = sweep_of(**good)
+    for other in None, 3, SCORES:
+        with pytest.raises(ValueError, match="sweep must be a BiasSweep"):
+            accuracy_at(other, 0.0)
     for other in None, 3, SCORES:
         with pytest.raises(ValueError, match="other must be a BiasSweep"):
             sweep.merge(other)
@@ -1028,6 +1084,8 @@ def test_wrong_types_are_named():
             threshold_sweep(blocks, SEEN, np.zeros(2), [0.5])
     with pytest.raises(ValueError, match="thresholds"):
         threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), ["a"])
+    with pytest.raises(ValueError, match="gather must be a function"):
+        threshold_sweep([(SCORES, TARGET)], SEEN, np.zeros(2), [0.5], gather=3)
 
 
 def test_update_kept_refuses_a_column_twice():
@@ -1132,6 +1190,18 @@ def test_script_compares_averages_and_resamples(saved, capsys):
         with pytest.raises(SystemExit) as exit:
             module.main([files[0], *wrong])
         assert exit.value.code == 2 and capsys.readouterr().err.startswith("error: ")
+    np.savez(folder / "other.npz", **{**other, "scores": arrays["scores"] * np.nan})
+    with pytest.raises(SystemExit):
+        module.main(files)
+    assert "other.npz: scores must be finite" in capsys.readouterr().err  # not scores.npz
+
+
+def test_a_comparison_shows_no_negative_zero():
+    values = {"confidence": 0.95, "unit": "image"}
+    for name in HEADLINE:
+        for end in "a", "b", "difference", "difference_low", "difference_high", "a_leads":
+            values[f"{name}_{end}"] = -1e-17
+    assert "-0.00" not in module.comparison_table({"exact": values})
 
 
 def test_damaged_archives_end_in_one_line(saved, capsys):
@@ -1147,6 +1217,14 @@ def test_damaged_archives_end_in_one_line(saved, capsys):
     entry = whole.index(b"PK\x01\x02")  # the first entry of the directory of a zip archive
     variants.append(whole[: entry + 8] + b"\x01" + whole[entry + 9 :])  # encrypted
     variants.append(whole[: entry + 10] + b"\x63" + whole[entry + 11 :])  # unknown compression
+    name = whole.rindex(b"pairs.npy")  # in the directory: the array would pass for not given
+    variants.append(whole[:name] + b"pairz" + whole[name + 5 :])
+    for at in range(entry, len(whole)):  # each byte of the directory
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        variants.append(bytes(damaged))
+    module.main([str(folder / "small.npz")])
+    answer = capsys.readouterr().out
     refused = 0
     for data in variants:
         (folder / "damaged.npz").write_bytes(data)
@@ -1159,7 +1237,7 @@ def test_damaged_archives_end_in_one_line(saved, capsys):
             assert exit.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
             refused += 1
         else:  # a byte that nothing reads
-            assert f"{100 * evaluate(**arrays)['auc']:.2f}" in capsys.readouterr().out
+            assert capsys.readouterr().out == answer
     assert refused > 100
 
 

@@ -685,3 +685,15 @@ def test_files_of_wrong_content(toy, tmp_path, capsys, contents):
             and ".pt" in error
             and "weights_only" not in error
         )
+
+
+def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):
+    def too_early(*_, **__):
+        pytest.fail("features were asked for first")
+
+    monkeypatch.setattr(image_features, "load_features", too_early)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        run("--dataset", toy, "--out", tmp_path / "file" / "run")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: cannot write into ")

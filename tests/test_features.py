@@ -6,11 +6,9 @@ import hashlib
 import http.server
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from pathlib import Path
 
@@ -450,6 +448,39 @@ def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
     ]  # the second batch was still on its way
 
 
+def test_signalled_script_keeps_its_work(tmp_path, cheap, decoded):
+    """A cluster's way to stop a job, sent twice as some do, the second one into the save."""
+    dataset = make_dataset(tmp_path)
+    rows = ["image,state,object,split"]
+    for number, phase in enumerate(["train", "train", "train", "val", "val", "test"]):
+        rows.append(f"red_shoe/{number}.png,red,shoe,{phase}")
+    (tmp_path / "images.csv").write_text("\n".join(rows))
+    program = f"""if True:
+        import os, signal, sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
+        import common, features, test_features
+        calls = []
+        def stopped(batch):
+            calls.append(0)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 2 * test_features.mean_colour(batch)
+        write_whole = common.write_whole
+        def again(path, contents):
+            os.kill(os.getpid(), signal.SIGTERM)
+            write_whole(path, contents)
+        common.write_whole = again
+        features.load_backbone = lambda weights: stopped
+        features.main(sys.argv[1:])"""
+    command = [sys.executable, "-c", program, tmp_path, "--weights", cheap, "--batch-size", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 143 and "Traceback" not in ended.stderr
+    decoded.clear()
+    np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
+    assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
+    assert not list(tmp_path.rglob("*part*"))
+
+
 def test_killed_extraction_resumes(tmp_path, cheap, decoded):
     program = f"""if True:
         import os, pathlib, sys
@@ -882,46 +913,26 @@ WORKER = f"""if True:
 """
 
 
-def run_processes(folder, count, kill_rank="none"):
-    """Exit statuses of so many processes that extract together, as torchrun starts and ends
-    them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = []
-    for rank in range(count):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(folder), kill_rank],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        )
+def run_processes(folder, kill_rank="none"):
+    """Exit status of two processes that extract together; torchrun, whose own store finds a free
+    port, starts them, and ends both when one is killed."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    running = subprocess.Popen(
+        [*torchrun, "2", "--no-python", sys.executable, "-c", WORKER, str(folder), kill_rank],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+    )
     try:
-        if kill_rank != "none":
-            running[int(kill_rank)].wait(100)
-            time.sleep(1)  # the others reach the end of their shares
-            for process in running:
-                process.kill()
-        return [process.wait(100) for process in running]
+        return running.wait(100)
     finally:
-        for process in running:
-            process.kill()
+        running.terminate()
 
 
 def test_two_processes_share_the_images(tmp_path):
     folder = tmp_path / "mine"
     dataset = make_dataset(folder, 12)
     (folder / "cheap.pth").write_text("2")
-    assert run_processes(folder, 2) == [0, 0]
+    assert run_processes(folder) == 0
     for rank in (0, 1):
         with np.load(tmp_path / f"made-{rank}.npz") as made:
             assert made["calls"] == 6
@@ -936,7 +947,7 @@ def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
     folder = tmp_path / "mine"
     dataset = make_dataset(folder, 12)
     (folder / "cheap.pth").write_text("2")
-    run_processes(folder, 2, kill_rank="1")
+    assert run_processes(folder, kill_rank="1") != 0
     assert (folder / "features.partial-1.npz").exists() and not (folder / "features.npz").exists()
     monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: 2 * mean_colour(x))
     made = load(dataset, folder / "cheap.pth")[1]

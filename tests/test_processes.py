@@ -4,40 +4,44 @@ Two processes on the CPU, started by torchrun, whose own store chooses free port
 """
 
 import csv
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import baselines
 import common
+import compcos
 import train
 from test_reproduce import make
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PATIENCE = 120  # seconds until processes that do not end are ended
+SCRIPTS = {"compcos.py": compcos.main, "baselines.py": baselines.main}
+PATIENCE = 300  # seconds until processes that do not end are ended
 
 
-@pytest.fixture
-def toy(tmp_path):
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
     """Own data with features and vectors."""
-    return make(tmp_path / "toy", images=False)
+    return make(tmp_path_factory.mktemp("data") / "toy", images=False)
 
 
-def start(count, *arguments, folder=ROOT):
-    """Start a script on so many processes, or without torchrun if there is one."""
-    command = [sys.executable]
-    if count > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+def start(*arguments, folder=ROOT):
+    """Start a script on two processes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     return subprocess.Popen(
-        [*command, *map(str, arguments)],
+        [*torchrun, "2", *map(str, arguments)],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{HERE}"},
         stdin=subprocess.DEVNULL,
@@ -49,7 +53,7 @@ def start(count, *arguments, folder=ROOT):
 
 
 def finish(running):
-    """(exit status, stdout, stderr) of what was started; all of it is ended if it takes too long."""
+    """(exit status, stdout, stderr) of what was started; it is ended if it takes too long."""
     try:
         out, error = running.communicate(timeout=PATIENCE)
         return running.returncode, out, error
@@ -67,11 +71,24 @@ def workers(pid):
         return []
 
 
-def run(count, *arguments, folder=ROOT):
-    """stdout and stderr of a script that ends well."""
-    status, out, error = finish(start(count, *arguments, folder=folder))
+def run_two(*arguments, folder=ROOT):
+    """stdout of a script that ends well on two processes."""
+    status, out, error = finish(start(*arguments, folder=folder))
     assert status == 0, error
-    return out, error
+    return out
+
+
+def run_one(script, *arguments):
+    """stdout of a script in this process alone, with as many threads as torchrun gives each."""
+    threads = torch.get_num_threads()
+    out = io.StringIO()
+    torch.set_num_threads(1)
+    try:
+        with redirect_stdout(out):
+            SCRIPTS[script](list(map(str, arguments)))
+    finally:
+        torch.set_num_threads(threads)
+    return out.getvalue()
 
 
 def compcos_options(toy, out, *more):
@@ -111,12 +128,13 @@ def test_shares_are_all_rows_in_order(monkeypatch, count):
 
 
 def test_orders_are_those_of_one_process_and_other_draws_differ(monkeypatch):
-    expected = torch.randperm(50, generator=train.seed_epoch(3, 7))
+    expected = train.draw_order(50, 2, 3, 7)
+    assert sorted(expected.tolist()) == sorted([*range(50)] * 2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     draws = []
     for rank in "0", "1", "0":
         monkeypatch.setenv("RANK", rank)
-        assert torch.equal(torch.randperm(50, generator=train.seed_epoch(3, 7)), expected)
+        assert torch.equal(train.draw_order(50, 2, 3, 7), expected)
         draws.append(torch.rand(4))
     assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
 
@@ -134,7 +152,7 @@ random = np.random.default_rng(0)
 seen = np.zeros((4, 5), bool)
 seen.flat[random.permutation(20)[:12]] = True
 seen[range(4), range(4)] = True
-targets = random.choice(np.flatnonzero(seen), 67)  # of two passes in batches of 19 the last has one image
+targets = random.choice(np.flatnonzero(seen), 67)  # 7 batches of 19 in two passes, and one image
 features = random.normal(size=(67, 8))
 shown = random.integers(0, 20, 31)
 validation = torch.as_tensor(random.normal(size=(31, 8)))
@@ -210,74 +228,105 @@ except OSError as error:
     assert "process 1 of 2 does not see" in str(error)
 else:
     assert False
-common.leave_group()
 """
 
 
 def test_one_model_together_equals_one_process(tmp_path):
     """To 1e-10 in float64; and each process is where the other is."""
     (tmp_path / "worker.py").write_text(TOGETHER)
-    run(2, tmp_path / "worker.py", tmp_path / "out")
+    run_two(tmp_path / "worker.py", tmp_path / "out")
 
 
 # ---- the commands ----
 
 
-def test_seeds_are_spread_bit_for_bit(toy, tmp_path):
-    options = ["--members", 2, "--seed", 0, 1, 2]
-    one, _ = run(1, *compcos_options(toy, tmp_path / "one", *options))
-    two, error = run(2, *compcos_options(toy, tmp_path / "two", *options))
-    assert two.replace("two", "one") == one  # every table once, in the order of the seeds
-    assert "note" not in error
+SEVERAL = """
+import contextlib, json, os, sys
+import baselines, compcos
+
+for name, script, arguments in json.loads(sys.argv[1]):
+    main = {"compcos.py": compcos.main, "baselines.py": baselines.main}[script]
+    said = open(f"{name}-{os.environ['RANK']}.txt", "w")
+    with said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        main(arguments)
+"""
+SEEDS = ["--members", 2, "--seed", 0, 1, 2]
+ONE_SEED = ["--dropout", 0, "--save-scores"]
+
+
+def baseline_options(toy, out):
+    """A short training of two classifiers, of which the weight decay is chosen, too."""
+    return ["baselines.py", "--model", "apart", "--dataset", toy, "--epochs", 2, "--out", out]
+
+
+@pytest.fixture(scope="module")
+def trained(toy, tmp_path_factory):
+    """A folder where two processes have trained `seeds`, `together` and `baseline`, all in one
+    start; what each process said is in NAME-RANK.txt."""
+    folder = tmp_path_factory.mktemp("trained")
+    commands = dict(seeds=compcos_options(toy, folder / "seeds", *SEEDS),
+                    together=compcos_options(toy, folder / "together", *ONE_SEED),
+                    baseline=baseline_options(toy, folder / "baseline"))
+    listed = [(name, script, list(map(str, arguments)))
+              for name, (script, *arguments) in commands.items()]
+    (folder / "several.py").write_text(SEVERAL)
+    run_two(folder / "several.py", json.dumps(listed), folder=folder)
+    for name in commands:
+        assert (folder / f"{name}-1.txt").read_text() == ""
+    return folder
+
+
+def test_seeds_are_spread_bit_for_bit(toy, trained, tmp_path):
+    one = run_one(*compcos_options(toy, tmp_path / "seeds", *SEEDS))
+    two = (trained / "seeds-0.txt").read_text()
+    assert two.replace(str(trained), str(tmp_path)) == one  # every table once, in order
     for name in "seed0", "seed1", "seed2", ".":
-        ours, made_by = metrics_of(tmp_path / "two" / name)
-        expected, _ = metrics_of(tmp_path / "one" / name)
+        ours, made_by = metrics_of(trained / "seeds" / name)
+        expected, _ = metrics_of(tmp_path / "seeds" / name)
         assert json.dumps(ours) == json.dumps(expected)
         assert made_by["processes"] == (2 if name == "." else 1)
     for name in "best.pt", "predictions.csv", "feasibility.csv":
-        ours = (tmp_path / "two/seed2" / name).read_bytes()
-        assert ours == (tmp_path / "one/seed2" / name).read_bytes()
+        ours = (trained / "seeds/seed2" / name).read_bytes()
+        assert ours == (tmp_path / "seeds/seed2" / name).read_bytes()
 
 
-def test_one_seed_together_leads_where_one_process_does(toy, tmp_path):
-    """Three epochs in float32, the AUC to 1e-3; the files are one run's; fewer may go on."""
-    options = ["--dropout", 0, "--save-scores"]
-    run(1, *compcos_options(toy, tmp_path / "one", *options))
-    out, _ = run(2, *compcos_options(toy, tmp_path / "two", *options))
-    assert out.count("(test, %)") == 1 and out.count("written to") == 1
-    ours, made_by = metrics_of(tmp_path / "two")
+def test_one_seed_together_leads_where_one_process_does(toy, trained, tmp_path):
+    """Three epochs in float32, the AUC to 1e-3; the files are one run's; one process may go on."""
+    run_one(*compcos_options(toy, tmp_path / "one", *ONE_SEED))
+    two = (trained / "together-0.txt").read_text()
+    assert two.count("(test, %)") == 1 and two.count("written to") == 1
+    ours, made_by = metrics_of(trained / "together")
     expected, _ = metrics_of(tmp_path / "one")
     assert made_by["processes"] == 2
     for candidates, reports in expected["test"].items():
         auc = ours["test"][candidates]["exact"]["auc"]
         assert auc == pytest.approx(reports["exact"]["auc"], abs=1e-3)
-    names = [sorted(path.name for path in (tmp_path / side).iterdir()) for side in ("one", "two")]
+    folders = (tmp_path / "one", trained / "together")
+    names = [sorted(path.name for path in folder.iterdir()) for folder in folders]
     assert names[0] == names[1]
-    scores = [np.load(tmp_path / side / "scores.npy") for side in ("one", "two")]
+    scores = [np.load(folder / "scores.npy") for folder in folders]
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
     images = []
-    for side in "one", "two":
-        with open(tmp_path / side / "predictions.csv", newline="") as file:
+    for folder in folders:
+        with open(folder / "predictions.csv", newline="") as file:
             images.append([row["image"] for row in csv.DictReader(file)])
     assert images[0] == images[1]
 
-    one, _ = run(1, *compcos_options(toy, tmp_path / "two", *options, "--epochs", 5, "--resume"))
-    assert (tmp_path / "two/log.csv").read_text().count("\n") == 6 and "(test, %)" in one
-    run(2, *compcos_options(toy, tmp_path / "two", *options, "--epochs", 6, "--resume"))
-    assert (tmp_path / "two/log.csv").read_text().count("\n") == 7
+    shutil.copytree(trained / "together", tmp_path / "two")
+    run_one(*compcos_options(toy, tmp_path / "two", *ONE_SEED, "--epochs", 5, "--resume"))
+    assert (tmp_path / "two/log.csv").read_text().count("\n") == 6
+    assert metrics_of(tmp_path / "two")[1]["processes"] == 1
 
 
-def test_baselines_are_not_split(toy, tmp_path):
-    options = ["baselines.py", "--model", "apart", "--dataset", toy, "--epochs", 2, "--out"]
-    run(1, *options, tmp_path / "one")
-    out, error = run(2, *options, tmp_path / "two")
-    assert out.count("(test, %)") == 1
-    assert error.count("1 of them have nothing to train") == 1
-    assert metrics_of(tmp_path / "two")[0] == metrics_of(tmp_path / "one")[0]
+def test_baselines_are_not_split(toy, trained, tmp_path):
+    run_one(*baseline_options(toy, tmp_path / "one"))
+    two = (trained / "baseline-0.txt").read_text()
+    assert two.count("(test, %)") == 1 and two.count("1 of them have nothing to train") == 1
+    assert metrics_of(trained / "baseline")[0] == metrics_of(tmp_path / "one")[0]
 
 
 def test_what_all_find_wrong_is_said_once(toy, tmp_path):
-    status, out, error = finish(start(2, *compcos_options(toy, tmp_path / "out", "--epochs", 0)))
+    status, out, error = finish(start(*compcos_options(toy, tmp_path / "out", "--epochs", 0)))
     assert status != 0 and out == ""
     assert error.count("error: --epochs is 0") == 1 and "process 1:" not in error
 
@@ -295,7 +344,7 @@ def started_training(toy, tmp_path):
     (tmp_path / "long.py").write_text(LONG)
     out = tmp_path / "out"
     options = compcos_options(toy, out, "--epochs", 100_000)[1:]
-    running = start(2, tmp_path / "long.py", *options)
+    running = start(tmp_path / "long.py", *options)
     deadline = time.monotonic() + PATIENCE
     while not (out / "last.pt").exists():
         assert time.monotonic() < deadline and running.poll() is None
@@ -313,23 +362,22 @@ def test_interrupt_ends_all_and_keeps_the_epochs(toy, tmp_path):
     assert (tmp_path / "out/last.pt").exists()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_process_that_dies_ends_all(toy, tmp_path, which):
+def test_a_process_that_dies_ends_all(toy, tmp_path):
+    """The first one says so and keeps the last epoch; one process goes on from there."""
     out = tmp_path / "out"
     running = started_training(toy, tmp_path)
-    os.kill(workers(running.pid)[which], signal.SIGKILL)
+    os.kill(max(workers(running.pid)), signal.SIGKILL)
     status, _, error = finish(running)
-    assert status != 0
-    if which == 1:  # the first one is there to say so and to keep the last epoch
-        assert error.count("is kept in") == 1, error
-        epoch = torch.load(out / "last.pt", weights_only=True)["epoch"]
-        run(1, *compcos_options(toy, out, "--epochs", epoch + 1, "--resume"))
+    assert status != 0 and error.count("is kept in") == 1, error
+    epoch = torch.load(out / "last.pt", weights_only=True)["epoch"]
+    run_one(*compcos_options(toy, out, "--epochs", epoch + 1, "--resume"))
+    assert metrics_of(out)[1]["processes"] == 1
 
 
 def test_runs_of_reproduce_are_spread(toy, tmp_path):
     """A run that fails is named with its log; the others are there; one report."""
     status, out, error = finish(start(
-        2, "reproduce.py", "--dataset", toy, "--quick", "--seeds", 0, "--only", "masking",
+        "reproduce.py", "--dataset", toy, "--quick", "--seeds", 0, "--only", "masking",
         "--tmn=--lr -1", "--out", tmp_path / "out"))
     assert status != 0, error
     assert error.count("output.txt") == 2 and "tmn" in error and "--lr is -1.0" in error
@@ -341,8 +389,9 @@ def test_runs_of_reproduce_are_spread(toy, tmp_path):
 
 
 def test_benchmark_runs_on_a_cpu():
-    code = ("import benchmark; benchmark.ON_CPU = benchmark.Sizes(8, 400, '--members 1 --epochs 1',"
-            " 20, 30, 8, 2); benchmark.time_processes(1)")
-    out, _ = run(2, "--no-python", sys.executable, "-c", code)
+    code = """import benchmark
+benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
+benchmark.time_processes(1)"""
+    out = run_two("--no-python", sys.executable, "-c", code)
     seconds = json.loads(out.strip().split("\n")[-1])
-    assert len(seconds) == 4 and min(seconds.values()) > 0
+    assert len(seconds) == 5 and min(seconds.values()) > 0

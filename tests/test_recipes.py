@@ -3,17 +3,25 @@ changing the project."""
 
 import csv
 import json
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import baselines
 import compcos
 import data
+import evaluate
 import experiment
+import reproduce
 from compcos import CompCos, Members, predict, predict_images
 from test_experiment import toy  # noqa: F401, a fixture
+
+README = Path(__file__).parent.parent / "README.md"
 
 
 def run(folder, out, *options):
@@ -136,13 +144,125 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
         assert message in capsys.readouterr().err
 
 
-def test_a_dataset_under_a_name_of_its_own(toy, tmp_path, monkeypatch):  # noqa: F811
-    """(c) of README's "Change it": a line in data.FOLDERS, one in compcos.OWN for settings."""
+def examples():
+    """The Python blocks of README's "Change it", as it prints them: own loss, model, dataset."""
+    section = README.read_text(encoding="utf-8").split("## Change it")[1].split("\n## ")[0]
+    blocks = re.findall("```python\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        statements = [line for line in block.splitlines() if line and "import" not in line]
+        assert len(statements) <= 15
+    return blocks
+
+
+@pytest.mark.parametrize("recipe", ["published", "strong"])
+@pytest.mark.parametrize("world", ["open", "closed"])
+def test_the_loss_of_readme_is_trained_by(toy, tmp_path, monkeypatch, recipe, world):  # noqa: F811
+    options = ["--recipe", recipe, "--world", world, "--members", 1, "--epochs", 2, "--plain-loss"]
+    before = run(toy, tmp_path / "before", *options)
+    names = vars(compcos).copy()
+    exec(examples()[0], names)
+    monkeypatch.setattr(compcos, "image_losses", names["image_losses"])
+    after = run(toy, tmp_path / "after", *options)
+    logs = []
+    for name in ("before", "after"):
+        with open(tmp_path / name / "log.csv", newline="") as file:
+            logs.append([float(row["loss"]) for row in csv.DictReader(file)])
+    # (1 - p)² < 1, so each focal loss is below the cross-entropy
+    assert 0 < logs[1][0] < logs[0][0]
+    assert before["settings"]["plain_loss"] and after["test"] != before["test"]
+
+
+def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """Training, resuming, three candidate sets, files, and rows in the tables of reproduce.py."""
+    monkeypatch.setattr(baselines, "MODELS", dict(apart=baselines.Apart))
+    names = {}
+    exec(examples()[1], names)
+    assert baselines.MODELS["mine"] is names["Mine"]
+    assert names["Mine"].__bases__ == (baselines.Compared,)
+    common = ["--dataset", str(toy), "--device", "cpu", "--out"]
+    for out, epochs, more in (("whole", 4, []), ("part", 2, []), ("part", 4, ["--resume"])):
+        options = ["--model", "mine", "--epochs", str(epochs), *more]
+        baselines.main([*common, str(tmp_path / out), *options])
+    whole = json.loads((tmp_path / "whole/metrics.json").read_text())
+    part = json.loads((tmp_path / "part/metrics.json").read_text())
+    assert without_settings(part) == without_settings(whole)
+    assert tuple(whole["test"]) == experiment.CANDIDATE_SETS
+    files = {path.name for path in (tmp_path / "part").iterdir()}
+    assert files >= {*experiment.RESULTS, "last.pt", "log.csv"}
+    # best.pt holds what makes the model anew
+    contents = experiment.load_best(tmp_path / "part/best.pt", "Mine")
+    dataset = data.load(str(toy))
+    vectors = torch.zeros(len(dataset.states), 5), torch.zeros(len(dataset.objects), 5)
+    model = names["Mine"](*vectors, seen=dataset.seen, **contents["config"])
+    weights = contents["weights"]
+    model.states = torch.nn.Parameter(torch.empty_like(weights["states"]))
+    model.objects = torch.nn.Parameter(torch.empty_like(weights["objects"]))
+    model.load_state_dict(weights)
+
+    out = tmp_path / "report"
+    reproduce.main([*common, str(out), "--quick", "--seeds", "0", "--only", "table1", "masking",
+                    "--mine", "--lr 1e-3"])
+    report = json.loads((out / "report.json").read_text())
+    assert "mine" in report["table1"]["open"] and "mine, mask" in report["masking"]
+    run_of_mine = json.loads((out / "runs/mine/seed0/metrics.json").read_text())
+    assert run_of_mine["settings"]["lr"] == 1e-3
+    assert "| mine | exact |" in (out / "report.md").read_text()
+
+
+def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
+    """A line in data.FOLDERS; one in compcos.OF_DATASET, of which the rest is as for MIT-States."""
     shutil.move(toy, tmp_path / "my-birds")
-    monkeypatch.setitem(data.FOLDERS, "birds", "my-birds")
-    monkeypatch.setitem(compcos.OWN, "birds", compcos.OWN["shapes"] | dict(epochs=2))
-    metrics = run("birds", tmp_path / "run", "--data-root", tmp_path)
-    assert metrics["settings"]["dataset"] == "birds" and metrics["settings"]["epochs"] == 2
+    monkeypatch.setattr(data, "FOLDERS", dict(data.FOLDERS))
+    monkeypatch.setattr(compcos, "OF_DATASET", dict(compcos.OF_DATASET))
+    named, settings = examples()[2].splitlines()
+    exec(named, dict(data=data))
+    options = ["--data-root", tmp_path, "--epochs", 2]
+    found = run("birds", tmp_path / "run", *options)["settings"]
+    assert found["dataset"] == "birds" and found["recipe"] == "strong"
+    exec(settings, dict(compcos=compcos))
+    found = run("birds", tmp_path / "published", *options)["settings"]
+    assert found["recipe"] == "published"
+    assert (found["scale"], found["epochs"], found["margin"]) == (50.0, 2, 0.4)
+
+
+BROKEN = {  # what is wrong with a model -> what is said of it, before any training
+    "loss": "Broken has no loss: a model offers all of states, objects, loss",
+    "config": "Broken has no config",
+    "order": r"Broken.score gives \(2, \d+, \d+\) for 2 images: expected \(B, S, O\)",
+    "feasibility": r"Broken.feasibility gives \(3,\): expected \(S, O\)",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_model_that_breaks_the_contract_is_told_before_training(
+        toy, tmp_path, what, monkeypatch, capsys):  # noqa: F811
+    class Broken(baselines.Apart):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if what == "config":
+                del self.config
+
+        def score(self, features, compositions=None):
+            scores = super().score(features, compositions)
+            return scores.mT if what == "order" else scores
+
+        def feasibility(self, seen):
+            return np.zeros(3) if what == "feasibility" else super().feasibility(seen)
+
+        @property
+        def loss(self):
+            if what == "loss":
+                raise AttributeError("loss")
+            return super().loss
+
+    monkeypatch.setitem(baselines.MODELS, "mine", Broken)
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit):
+        baselines.main(["--model", "mine", "--dataset", str(toy), "--device", "cpu",
+                        "--out", str(out)])
+    assert re.search(BROKEN[what], capsys.readouterr().err)
+    assert not (out / "last.pt").exists()
 
 
 def test_plain_loss_is_an_option(toy, tmp_path):  # noqa: F811
@@ -210,3 +330,20 @@ def test_a_mask_must_gain_more_than_it_is_expected_to_lose():
                 in_sight.append(rank >= threshold_rank)
             kept = np.mean(in_sight) / (1 - hidden / n)
             assert kept == pytest.approx(1 - experiment.expected_loss(n), abs=1e-12)
+
+
+def test_a_run_ends_with_commands_that_work(toy, tmp_path, capsys):  # noqa: F811
+    """The last lines name a command that predicts and one that draws the curve, as they stand."""
+    out = tmp_path / "a run"
+    run(toy, out, "--epochs", 1, "--save-scores")
+    steps = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("  "):
+            name, _, command = line.partition(":")
+            steps[name.strip()] = shlex.split(command)
+    assert steps["predict"][:2] == ["python", "compcos.py"] and steps["predict"][-1] == "FILE"
+    compcos.main([*steps["predict"][2:-1], str(toy / "features.npz"), "--device", "cpu"])
+    assert "candidates, bias" in capsys.readouterr().out
+    assert steps["a curve"][:2] == ["python", "evaluate.py"]
+    evaluate.main([steps["a curve"][2]])
+    assert "AUC" in capsys.readouterr().out
