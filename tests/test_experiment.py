@@ -794,3 +794,56 @@ def test_a_batch_log_gets_an_epoch_a_minute(capsys, monkeypatch, terminal, lines
     for now[0] in (20.0, 40.0, 60.0, 80.0):
         train.announce(standing, 10)
     assert capsys.readouterr().err.count("epoch 1/10  loss 0.5000  ") == lines
+
+
+@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "best.pt", "metrics.json"])
+def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys, name):
+    """Half a file fits: the error names it, nothing of it is left, and --resume makes the rest."""
+    whole = run("--dataset", toy, "--out", tmp_path / "whole")
+    out = tmp_path / "out"
+    write_bytes = Path.write_bytes
+
+    def fill_up(path, contents):
+        if path.name.startswith(f".{name}."):
+            write_bytes(path, contents[: len(contents) // 2])
+            raise OSError(28, "No space left on device")
+        return write_bytes(path, contents)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(Path, "write_bytes", fill_up)
+        run("--dataset", toy, "--out", out)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1
+    assert f"cannot write {out / name}: No space left on device" in error
+    assert not (out / name).exists() and not list(out.glob("*.part")) + list(out.glob(".*.part"))
+    run("--dataset", toy, "--out", out, "--resume")
+    for file in ("predictions.csv", "feasibility.csv", "metrics.json"):
+        assert (out / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_a_rerun_says_that_it_starts_anew(toy, tmp_path, capsys):
+    out = run("--dataset", toy, "--out", tmp_path / "run")
+    (out / "metrics.json").unlink()  # as if it had been stopped
+    capsys.readouterr()
+    run("--dataset", toy, "--out", out)
+    note = f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was not given"
+    assert note in capsys.readouterr().out
+
+
+def test_a_log_that_another_program_holds_costs_a_warning(toy, tmp_path, monkeypatch, capsys):
+    """As a spreadsheet on Windows does; the next run makes it from the history."""
+    out = tmp_path / "run"
+    replace = train.common.os.replace
+
+    def held(source, target):
+        if Path(target).name == "log.csv":
+            raise PermissionError(13, "The process cannot access the file")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.common.os, "replace", held)
+        run("--dataset", toy, "--out", out)
+    assert "warning: " in capsys.readouterr().err
+    assert (out / "metrics.json").exists() and not (out / "log.csv").exists()
+    run("--dataset", toy, "--out", out, "--resume")
+    assert len((out / "log.csv").read_text().splitlines()) == 5
