@@ -601,7 +601,7 @@ def _stamp(path):
 
 def _is_cache(path):
     """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz":
+    if path.suffix != ".npz" or not path.is_file():
         return False
     try:
         with np.load(path, allow_pickle=False) as stored:
