@@ -784,7 +784,7 @@ def features_of_files(checkpoint, options):
     these may be skipped."""
     images = find_images(options.predict)
     features = experiment.features_like(checkpoint, images, options.device, options.weights,
-                                        options.skip_broken)
+                                        options.skip_broken, options.max_pixels)
     readable = np.isfinite(features).all(1)
     whole = []
     broken = []

@@ -19,6 +19,7 @@ import re
 import shlex
 import sys
 import unicodedata
+import warnings
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import PIL.features
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 import common
 
@@ -241,14 +242,14 @@ def look_alikes(what, names):
     """Notes on names that people would call one."""
     alike = {}
     for name in names:
-        key = re.sub(r"[\s_]+", "", name).casefold()
+        key = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name)).casefold() or name
         alike.setdefault(key, []).append(name)
     notes = []
     for group in alike.values():
         if len(group) > 1:
             quoted = " and ".join(repr(name) for name in group)
-            notes.append(f"the {what} {quoted} differ only in case, blanks or underscores: they "
-                         "count as different, spell them alike if they are one")
+            notes.append(f"the {what} {quoted} differ only in case, blanks, underscores or "
+                         "signs: they count as different, spell them alike if they are one")
     return notes
 
 
@@ -416,17 +417,23 @@ def read_table(folder, notes, problems):
 def read_csv(file, problems):
     """Rows of a table of images as dicts {column in lower case: text without stray blanks}.
 
-    `,`, `;` or tab between the columns, a first line `sep=;` and empty rows as spreadsheets write
-    them, and attr, obj, set for state, object, split. No rows, and a problem, if it is no such.
+    `,`, `;`, `|` or tab between the columns, a first line `sep=;`, a title and empty rows as
+    spreadsheets write them, and attr, obj, set for state, object, split. No rows, and a problem,
+    if it is no such.
     """
     table = read_cells(file, problems)
     if not table:
         return []
-    header = table[0]
+    header, table = split_header(table)
     columns = column_names(header)
+    twice = [name for name in ("image", "state", "object", "split") if columns.count(name) > 1]
+    if twice:
+        problems.append(f"{file.name}: expected one column {some(twice)}, found "
+                        f"{','.join(header)!r}")
+        return []
     rows = []
     holes = []
-    for number, cells in enumerate(table[1:], 2):
+    for number, cells in table:
         if not any(cell.strip() for cell in cells):
             continue
         cells += [""] * (len(columns) - len(cells))
@@ -446,9 +453,10 @@ def read_csv(file, problems):
 
 
 def read_cells(file, problems):
-    """The rows of a CSV file as lists of texts, the header first; none, and a problem, if broken.
+    """The rows of a CSV file as lists of texts; none, and a problem, if it is broken.
 
-    A first line `sep=;` becomes part of no row; else the header's most frequent separator counts.
+    A first line `sep=;` becomes part of no row; else the most frequent separator of the first line
+    that holds one counts.
     """
     text = read_text(file, problems)
     first, _, rest = text.partition("\n")
@@ -457,14 +465,27 @@ def read_cells(file, problems):
         separator = named[1]
         text = rest
     else:
-        separator = max(",;\t", key=first.count)
+        first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
+        separator = max(",;\t|", key=first.count)
     # Not splitlines(): it cuts within quotes, and at more than line ends.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
         return list(reader)
     except csv.Error as error:
         problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
         return []
+
+
+def split_header(table):
+    """(the header's cells, numbered rows below it): the first row that names the columns.
+
+    Spreadsheets may write a title or empty rows above it. Without such a row, the first.
+    """
+    numbered = list(enumerate(table, 1))
+    for place, cells in numbered:
+        if {"image", "state", "object"} <= set(column_names(cells)):
+            return cells, numbered[place:]
+    return table[0], numbered[1:]
 
 
 def column_names(header):
@@ -631,28 +652,82 @@ def repetition_notes(dataset, phase):
 
 
 def missing_files(dataset, features=None):
-    """Problems with what features come from: a row in a feature file, or a file, for each image.
+    """Problems with what features come from: a row in a feature file, or a photo, for each image.
 
-    features: a file that alone has the features, as with `compcos.py --features`.
+    features: a file that alone has the features, as with `compcos.py --features`. As in training,
+    a feature file in the folder counts alone, but the cache of an extraction only where the photos
+    are gone: otherwise it is brought up to date from them.
     """
-    problems = []
     images = [image for phase in PHASES for image in dataset.images[phase]]
+    paths = {image: dataset.path(image) for image in images}
+    there = {image for image, path in paths.items() if path.exists()}
     files = [features] if features else feature_files(dataset.folder)
-    covered = set()
+    nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
+    stored = {}
+    problems = []
     if files:  # the first there is decides
         try:
-            covered = set(read_features(files[0], images)["files"])
+            stored = read_features(files[0], images)
         except (ValueError, OSError) as error:
             problems.append(str(error))
-    lost = [image for image in images if image not in covered]
-    where = f"in {features}"
-    if not features:
-        lost = [image for image in lost if not dataset.path(image).exists()]
-        where = f"neither in images/ nor in {' or '.join(FEATURES)}"
-    if lost:
-        problems.append(f"{len(lost):,} of {count(len(images), 'image')} "
-                        f"{'not found' if features else 'found'} {where}: {some(lost)}")
-    return problems
+    rows = set(stored.get("files", ()))
+    if features:
+        return problems + missing(images, rows, f"not found in {features}")
+    if stored and ("stamps" not in stored or not there):
+        photos = [image for image in images if image in there]
+        return missing(images, rows | there, nowhere) + missing(
+            photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
+            "extracted from the photos")
+    return problems + missing(images, there, nowhere)
+
+
+def unreadable_images(dataset):
+    """{image: why} of the photos that Pillow does not open, of images that features come from."""
+    files = feature_files(dataset.folder)
+    if files and not is_cache(files[0]):
+        return {}
+    unreadable = {}
+    for phase in PHASES:
+        for image in dataset.images[phase]:
+            path = dataset.path(image)
+            why = no_photo(path) if path.exists() else None
+            if why:
+                unreadable[image] = why
+    return unreadable
+
+
+def missing(images, found, where):
+    """A problem that names those of the images that are not among the found, if there are any."""
+    lost = [image for image in images if image not in found]
+    if not lost:
+        return []
+    return [f"{len(lost):,} of {count(len(images), 'image')} {where}: {some(lost)}"]
+
+
+def no_photo(path):
+    """Why Pillow does not open a file as a photo, None if it does. Its pixels are not read."""
+    if not path.is_file():
+        return "no plain file"
+    register_plugins()
+    try:
+        with warnings.catch_warnings():  # of large photos, which are read all the same
+            warnings.simplefilter("ignore")
+            Image.open(path).close()
+    except UnidentifiedImageError:
+        return not_an_image(path)
+    except Image.DecompressionBombError as error:
+        return f"{error}; --max-pixels N lifts the limit"
+    except Exception as error:  # decoders of broken files raise all sorts
+        return reason(error)
+    return None
+
+
+def not_an_image(path):
+    """What to say of a file that Pillow does not open."""
+    plugin = PLUGINS.get(Path(path).suffix.lower())
+    if plugin:
+        return f"not an image to Pillow as it is here: `pip install {plugin}`"
+    return "not an image"
 
 
 def unnamed_photos(dataset):
@@ -674,6 +749,17 @@ def unnamed_photos(dataset):
 def feature_files(folder):
     """The files of features in a folder, the one that counts first."""
     return [folder / name for name in FEATURES if (folder / name).exists()]
+
+
+def is_cache(path):
+    """Whether a file of features is one that extraction made here."""
+    if path.suffix != ".npz" or not path.is_file():
+        return False
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return "stamps" in stored.files
+    except Exception:  # of NumPy and zip; reading it says what is wrong
+        return False
 
 
 def load_tensors(path):
@@ -1038,7 +1124,7 @@ def plain(image):
 
 def clean(name):
     """A state's or object's name without blanks around it, one blank within, `é` one character."""
-    return re.sub("[ \t]+", " ", unicodedata.normalize("NFC", name)).strip()
+    return re.sub("[ \t\xa0]+", " ", unicodedata.normalize("NFC", name)).strip()
 
 
 def count(number, what):
@@ -1099,11 +1185,12 @@ def print_counts(dataset):
               f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
 
 
-def next_command(dataset, name, root, features=None):
+def next_command(dataset, name, root, features=None, options=""):
     """The command that trains on it, with random word vectors where there are none."""
     command = f"python compcos.py --dataset {shlex.quote(name)}{data_root_option(root)}"
     if features:
         command += f" --features {shlex.quote(features)}"
+    command += options
     there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
     if any(place.exists() for place in there):
         return command
@@ -1146,13 +1233,20 @@ def main(argv=None):
     if options.make_split:
         make_split(folder, options.seed, options.share)
     dataset, problems = read(folder)
+    more = ""
     if dataset.states:  # else there is nothing that could lack files
         problems += missing_files(dataset, options.features)
         dataset.notes.extend(unnamed_photos(dataset))
+        unreadable = {} if options.features else unreadable_images(dataset)
+        if unreadable:
+            more = " --skip-broken"
+            listed = [f"{image} ({why})" for image, why in unreadable.items()]
+            dataset.notes.append(f"{count(len(listed), 'image')} that cannot be read, which "
+                                 f"--skip-broken leaves out: {some(listed)}")
     report(dataset, problems)
     if problems:
         return 1
-    command = next_command(dataset, options.dataset, options.data_root, options.features)
+    command = next_command(dataset, options.dataset, options.data_root, options.features, more)
     print(f"next: {command}")
     return 0
 

@@ -630,29 +630,35 @@ def read_feasibility(path, states, objects):
     return scores
 
 
-def features_like(checkpoint, paths, device, weights=None, skip_broken=False):
+def features_like(checkpoint, paths, device, weights=None, skip_broken=False, max_pixels=None):
     """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file
     has moved.
 
-    skip_broken: rows of files that cannot be read are NaN.
+    skip_broken: rows of files that cannot be read are NaN. max_pixels: as of `extract`. ValueError:
+    other weights than the model's, or features that no backbone here makes.
     """
     backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
     if backbone.startswith(drawings.FEATURE):
         return image_features.extract(paths, backbone="pixels", device="cpu",
-                                      skip_broken=skip_broken)
+                                      skip_broken=skip_broken, max_pixels=max_pixels)
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
                          "features, not images, "
                          "or give --features FILE")
     weights = weights or checkpoint["settings"]["weights"]
+    if weights and not Path(weights).is_file():
+        raise FileNotFoundError(f"no weights file {weights}: the model was trained on {backbone}; "
+                                "--weights FILE says where its weights are now")
+    # Compared first: what has other weights need not be loaded, let alone fetched.
     upright = "upright" in backbone
-    network = image_features.load_backbone(weights)
     here = image_features.describe(weights, upright)
     if not backbone.startswith(here):
         raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give "
-                         "--weights FILE")
+                         "--weights FILE (the digits begin the file's SHA-256)")
+    network = image_features.load_backbone(weights)
     return image_features.extract(paths, backbone=network, device=device,
-                                  respect_orientation=upright, skip_broken=skip_broken)
+                                  respect_orientation=upright, skip_broken=skip_broken,
+                                  max_pixels=max_pixels)
 
 
 # ---- the table ----
@@ -816,7 +822,8 @@ def prepare(options, model, defaults):
     for note in dataset.notes:
         print(f"note: {note}")
     steps_to_epochs(chosen, len(dataset.targets["train"]))
-    weights = None
+    weights = image_features.weights_behind(dataset, backbone, cache=options.cache,
+                                            fallback=out.parent)
     if options.weights and backbone.startswith("ResNet-18"):
         weights = str(Path(options.weights).resolve())
     images = {phase: len(dataset.targets[phase]) for phase in data.PHASES}

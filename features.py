@@ -324,7 +324,7 @@ def _decode(path, crop, shrink, upright, limit=None):
                 image = ImageOps.exif_transpose(image)
             crop[:] = shrink(image)
     except UnidentifiedImageError:
-        return _Photo("not an image", is_turned, digest)
+        return _Photo(data.not_an_image(path), is_turned, digest)
     except Exception as error:  # decoders of broken files raise all sorts
         return _Photo(str(error) or repr(error), is_turned, digest)
     return _Photo(None, is_turned, digest)
@@ -474,7 +474,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     """
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
-    data.photo_suffixes()  # lets Pillow's plugins (HEIC, AVIF), if installed, open images
+    data.register_plugins()
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
     processes = common.processes()
@@ -597,17 +597,6 @@ def _stamp(path):
         return None
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _is_cache(path):
-    """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz" or not path.is_file():
-        return False
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return "stamps" in stored.files
-    except Exception:  # of NumPy and zip; reading it says what is wrong
-        return False
 
 
 def _read_cache(path):
@@ -748,7 +737,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     found = []
     for place in _cache_places(dataset, cache, fallback):
         found += [path for path in (place, *_partials(place)) if path.exists()]
-    caches = [_read_cache(path) for path in dict.fromkeys(found) if _is_cache(path)
+    caches = [_read_cache(path) for path in dict.fromkeys(found) if data.is_cache(path)
               or ".partial" in path.name]
     weights, key, rows = _choose_weights(weights, upright, caches, stamps)
     todo = [name for name in names if name not in rows]
@@ -859,21 +848,10 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     for images in dataset.images.values():
         names += images
     names = list(dict.fromkeys(names))
-    source = file
-    found = data.feature_files(dataset.folder)
-    found += [place for place in _cache_places(dataset, cache, fallback) if place.exists()]
-    if file is None and found:
-        source = found[0]
-    extracts = source is None or (file is None and _is_cache(source))
-    if extracts and not any(dataset.path(name).exists() for name in names):
-        extracts = False  # a cache that travelled without its images is taken as it is
-        if source is None:
-            raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
-                                    f"{len(names):,} images; put them there, or give "
-                                    "--features FILE")
+    source = _finished_source(dataset, names, file, cache, fallback)
     notes = []
     where = ""
-    if extracts:
+    if source is None:
         rows, broken, about, notes = _refresh(
             dataset, names, weights=weights, device=device, batch_size=batch_size,
             upright=respect_orientation, dtype=dtype, cache=cache, fallback=fallback,
@@ -888,13 +866,48 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     _check(broken, len(names), skip_broken, where)
     if broken:
         dataset = _without(dataset, broken)
-    if extracts:
+    if source is None:
         notes += _photo_notes(dataset, rows, respect_orientation)
     features = {phase: _table(images, features_of) for phase, images in dataset.images.items()}
     notes += _check_numbers(dataset, features, where)
     if notes:
         dataset = dataset._replace(notes=[*dataset.notes, *notes])
     return dataset, features, f"{about}, frozen"
+
+
+def _finished_source(dataset, names, file, cache, fallback):
+    """The file whose features are taken as they are; None: they are extracted from the images.
+
+    FileNotFoundError: there are neither features nor images.
+    """
+    if file is not None:
+        return file
+    found = data.feature_files(dataset.folder)
+    found += [place for place in _cache_places(dataset, cache, fallback) if place.exists()]
+    if found and not data.is_cache(found[0]):
+        return found[0]
+    if any(dataset.path(name).exists() for name in names):
+        return None
+    if found:  # a cache that travelled without its images
+        return found[0]
+    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
+                            f"{len(names):,} images; put them there, or give --features FILE")
+
+
+def weights_behind(dataset, about, *, cache=None, fallback=None):
+    """The weights file that was named when the cache with these features was made, else None.
+
+    about: what `load_features` says of them; cache, fallback: as there.
+    """
+    for place in _cache_places(dataset, cache, fallback):
+        if not data.is_cache(place):
+            continue
+        with np.load(place, allow_pickle=False) as stored:
+            key = str(stored["key"])
+            weights = str(stored["weights"]) if "weights" in stored else ""
+        if weights and about.startswith(key):
+            return weights
+    return None
 
 
 def _table(images, features_of):

@@ -79,7 +79,8 @@ STRONG_RUNS = {
 # Images of unit length need a scale again; the margin keeps 7.2 ρ off the logits.
 CHANGES = {  # run -> (what is changed of `strong4`, options)
     "without-dropout": ("dropout 0.5", "--dropout 0.5"),
-    "without-length": ("images of unit length (scale 20, α 0.36)", "--cosine --scale 20 --margin 0.36"),
+    "without-length": ("images of unit length (scale 20, α 0.36)",
+                       "--cosine --scale 20 --margin 0.36"),
     "without-word-rate": ("word embeddings at the common rate", "--word-rate 1"),
     "without-open": ("closed loss", "--world closed"),
     "without-average": ("no average of the weights", "--average 0"),
@@ -243,15 +244,15 @@ def train_missing(jobs):
     outcomes = {}  # number of a job -> (what was done, whether it failed)
     for is_first in (True, False):
         waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
-        own = {}
+        done_here = {}
         for turn in common.take_turns(len(waiting), f"first {is_first}"):
             i = waiting[turn]
             with common.alone():
-                own[i] = attempt(jobs[i])
-            report_outcome(jobs, i, own[i])
-        for others in common.gather(own):
+                done_here[i] = attempt(jobs[i])
+            report_outcome(jobs, i, done_here[i])
+        for others in common.gather(done_here):
             outcomes |= others
-        for i in sorted(outcomes.keys() & set(waiting) - own.keys()):
+        for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
             report_outcome(jobs, i, outcomes[i])
     runs = {}
     failed = []

@@ -49,8 +49,9 @@ def publish(folder, lists=LISTS, rows=ROWS, photos=True):
 
 
 def touch(file):
+    """A photo of one pixel, whatever its suffix says."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
 
 
 def table(folder, rows, header="image,state,object,split"):
@@ -624,7 +625,7 @@ def photo(file, size=(4, 3)):
 
 
 def photos(folder, states=("wet", "dry"), objects=("cat", "dog"), number=4, style="{}_{}"):
-    """A folder of photos, empty ones."""
+    """A folder of photos, of one pixel each."""
     for state in states:
         for object_ in objects:
             for i in range(number):
