@@ -753,7 +753,7 @@ def feature_files(folder):
 
 def is_cache(path):
     """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz":
+    if path.suffix != ".npz" or not path.is_file():
         return False
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -201,7 +201,7 @@ def plan(name, seed, options, shared, settings, out):
 def same_settings(job):
     """Whether what lies in the job's folder was made with the same settings."""
     note = job.folder / "run.json"
-    return note.exists() and read_json(note)["key"] == job.key
+    return note.exists() and read_json(note).get("key") == job.key
 
 
 def is_finished(job):
@@ -319,8 +319,16 @@ def hardware():
 
 
 def read_json(path):
-    """What a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The dictionary in a JSON file. ValueError names a file that holds none."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
+                         "anew") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
+                         "and its run is made anew")
+    return held
 
 
 # ---- computing ----

@@ -972,3 +972,11 @@ def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
     for phase in data.PHASES:
         np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
     assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_of_features_is_not_waited_for(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    os.mkfifo(tmp_path / "features.npz")
+    with pytest.raises(OSError, match="features.npz is no plain file"):
+        load(dataset, cheap)
