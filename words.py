@@ -146,7 +146,8 @@ def _find(source, root):
         if candidate.is_file():
             return candidate
     if source in FILES:
-        hint = f"`python download.py --vectors {source}` fetches it, --data-root says where else to look"
+        hint = (f"`python download.py --vectors {source}` fetches it, "
+                "--data-root says where else to look")
     else:
         hint = f"expected {', '.join(FILES)}, random or a file of vectors"
     raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz or .zip): {hint}")
