@@ -44,6 +44,7 @@ FEATURES = "features.npz", "resnet18_featurers.t7"
 SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing": "test",
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+DIRECTORY = 0x10  # in the attributes of an archive's entry
 
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
@@ -809,15 +810,19 @@ def check_archive(path):
         raise FileNotFoundError(f"no file {path}")
     if not Path(path).is_file():
         raise OSError(f"{path} is no plain file")
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
+            for entry in archive.infolist():
+                # torch.load takes what is marked so for empty, without a word
+                if entry.external_attr & DIRECTORY and not entry.is_dir():
+                    damaged = entry.filename
     except Exception as error:  # zip, zlib and struct raise many types for a bad file
         raise ValueError(f"{path} is damaged ({reason(error)}): make or fetch it again") from error
     if damaged:
-        raise ValueError(f"{path} is damaged (check sum of {damaged}): make or fetch it again")
+        raise ValueError(f"{path} is damaged ({damaged}): make or fetch it again")
 
 
 def reason(error):

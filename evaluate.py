@@ -1015,12 +1015,14 @@ def _read(path):
                     raise ValueError("its directory has a comment, which no array has")
             return {name: data[name] for name in ARRAYS if name in data}
     except OSError as error:
-        if error.errno is not None:  # the operating system's: no such file, no permission
+        if error.filename is not None:  # the operating system's: no such file, no permission
             raise
         reason = error
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
         reason = error
     reason = (str(reason).splitlines() or [type(reason).__name__])[0]
+    if "allow_pickle" in reason:  # NumPy's advice to load unsafely
+        reason = "of no such form, or pickled objects, which are not loaded"
     raise ValueError(f"{path} is no .npz or .npy file of plain arrays, or is damaged: {reason}")
 
 

@@ -608,6 +608,27 @@ def test_a_flipped_bit_is_found(toy, tmp_path, capsys):
     train.load_file(out / "last.pt", ("epoch",))
 
 
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    """Of the archive's directory, which no check sum covers, two bits of each byte: the same, or one
+    line."""
+    path = tmp_path / "small.pt"
+    torch.save({"weights": torch.arange(40.0), "seen": torch.ones(9, dtype=torch.bool)}, path)
+    whole = path.read_bytes()
+    good = str(train.load_file(path, ()))
+    refused = 0
+    for place in range(whole.index(b"PK\x01\x02"), len(whole)):
+        for bit in (4, 7):
+            broken = bytearray(whole)
+            broken[place] ^= 1 << bit
+            path.write_bytes(broken)
+            try:
+                assert str(train.load_file(path, ())) == good, (place, bit)
+            except ValueError as error:
+                refused += 1
+                assert "small.pt" in str(error) and "weights_only" not in str(error)
+    assert refused > 300
+
+
 def test_the_log_is_mended_from_the_history(toy, tmp_path):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     whole = (out / "log.csv").read_bytes()
