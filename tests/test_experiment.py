@@ -580,16 +580,6 @@ def test_predicting_images(drawn, tmp_path, capsys):
     )
 
 
-def test_the_readmes_python_runs(capsys):
-    """The import example, as it stands there; those of "Change it" run in test_recipes.py."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8").split("## Change it")[0]
-    blocks = page.split("```python\n")[1:]
-    assert blocks
-    for block in blocks:
-        exec(block.split("```")[0], {})
-    assert 0 < float(capsys.readouterr().out) < 1
-
-
 # ---- what befalls a run ----
 
 
