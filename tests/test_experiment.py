@@ -599,8 +599,8 @@ def test_a_flipped_bit_is_found(toy, tmp_path, capsys):
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
-    """Of the archive's directory, which no check sum covers, two bits of each byte: the same, or one
-    line."""
+    """Of the archive's directory, which no check sum covers, two bits of each byte: the same, or
+    one line."""
     path = tmp_path / "small.pt"
     torch.save({"weights": torch.arange(40.0), "seen": torch.ones(9, dtype=torch.bool)}, path)
     whole = path.read_bytes()
