@@ -22,7 +22,7 @@ import unicodedata
 import warnings
 import zipfile
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -672,14 +672,29 @@ def missing_files(dataset, features=None):
         except (ValueError, OSError) as error:
             problems.append(str(error))
     rows = set(stored.get("files", ()))
+    if stored:
+        problems += not_finite(stored, files[0], set(images))
     if features:
         return problems + missing(images, rows, f"not found in {features}")
     if stored and ("stamps" not in stored or not there):
         photos = [image for image in images if image in there]
-        return missing(images, rows | there, nowhere) + missing(
+        return problems + missing(images, rows | there, nowhere) + missing(
             photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
             "extracted from the photos")
     return problems + missing(images, there, nowhere)
+
+
+def not_finite(stored, file, images):
+    """A problem with features (N, F) that hold NaN or what float32 cannot, of those images."""
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
+    wrong = []
+    for name, is_good in zip(stored["files"], is_finite):
+        if name in images and not is_good:
+            wrong.append(name)
+    if not wrong:
+        return []
+    return [f"{file}: features of {count(len(wrong), 'image')} are not finite: {some(wrong)}"]
 
 
 def unreadable_images(dataset):
@@ -754,7 +769,7 @@ def feature_files(folder):
 
 def is_cache(path):
     """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz":
+    if path.suffix != ".npz" or not path.is_file():
         return False
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -1055,7 +1070,9 @@ def what_stayed_out(photos, left_out):
     counted = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common()]
     text = (f"{count(len(left_out), 'file')} left out, which Pillow does not open as photos here: "
             f"{some(counted, 20)}")
-    kept = {os.path.dirname(name) for name in photos}
+    kept = set()  # folders with a photo somewhere below them
+    for name in photos:
+        kept.update(str(parent) for parent in PurePosixPath(name).parents)
     emptied = {os.path.dirname(name) for name in left_out} - kept - {""}
     if emptied:
         text += f"; nothing is left of {some(sorted(emptied))}"

@@ -142,8 +142,9 @@ def obtain(job):
 def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1, starts=ARCHIVE_STARTS):
     """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
 
-    starts: bytes of which the file begins with some; copies: how many files of this size the disk must have room for; timeout: seconds without a
-    byte that end a try; wait: seconds before the second try, doubled before each further one.
+    copies: how many files of this size the disk must have room for; timeout: seconds without a byte
+    that end a try; wait: seconds before the second try, doubled before each further one; starts:
+    the beginnings that such a file may have, bytes.
     ConnectionError (an OSError): not reached in `tries`; OSError: no such address, or no room;
     ValueError: what came is no archive.
     """
@@ -218,7 +219,7 @@ def continues(headers, have, size):
 
 
 def check_start(url, part, file, starts):
-    """ValueError, and no part left, if what came begins with none of `starts`, as an archive does."""
+    """ValueError, and no part left, if what came begins with none of `starts`."""
     with open(part, "rb") as begun:
         start = begun.read(200)
     if start.startswith(starts):

@@ -810,6 +810,12 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
+    obstacles, fetched = image_features.lacking(
+        dataset, file=options.features, weights=options.weights, cache=options.cache,
+        fallback=out.parent, skip_broken=options.skip_broken)
+    obstacles = words.lacking(*sources, root=options.data_root) + obstacles
+    if obstacles:  # all at once, before anything is fetched
+        raise FileNotFoundError("; ".join(obstacles + fetched))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
     dataset, features, backbone = image_features.load_features(

@@ -894,6 +894,33 @@ def _finished_source(dataset, names, file, cache, fallback):
                             f"{len(names):,} images; put them there, or give --features FILE")
 
 
+def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
+    """What `load_features` would not find, and what it would fetch: two lists of texts."""
+    names = list(dict.fromkeys(sum(dataset.images.values(), [])))
+    obstacles = []
+    source = None
+    if file is not None and not Path(file).exists():
+        return [f"no file of features {file}"], []
+    try:
+        source = _finished_source(dataset, names, file, cache, fallback)
+        if source is None and not skip_broken:
+            there = {name for name in names if dataset.path(name).exists()}
+            obstacles += data.missing(names, there, "not found in images/")
+    except FileNotFoundError as error:
+        obstacles.append(str(error))
+    is_begun = any(place.exists() for place in _cache_places(dataset, cache, fallback))
+    if source is not None or (is_begun and weights is None):
+        return obstacles, []
+    try:
+        path = _weights_file(weights)
+    except FileNotFoundError as error:
+        return [*obstacles, str(error)], []
+    if path.exists():
+        return obstacles, []
+    return obstacles, [f"ResNet-18's weights, which are not at {path}, will be fetched from "
+                       f"{WEIGHTS_URL} unless --weights FILE names them"]
+
+
 def weights_behind(dataset, about, *, cache=None, fallback=None):
     """The weights file that was named when the cache with these features was made, else None.
 

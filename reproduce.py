@@ -106,6 +106,9 @@ LOOKS = {"AoP": ("#E69F00", "-."), "LE+": ("#56B4E9", "--"), "TMN": (GREEN, ":")
          "SymNet": ("#CC79A7", "--"), "Two classifiers apart": ("#888888", ":"),
          "CompCos closed": (RED, "-"), "CompCos": (BLUE, "-"), "CompCos, mask": (BLACK, "--"),
          "CompCos, strong": (PURPLE, "-"), "CompCos, strong, 16 members": (PURPLE, "--")}
+RECIPE_LOOKS = {"published": (BLUE, "-"), "published, 4 members": (BLUE, "--"),
+                "strong": (PURPLE, ":"), "strong, 4 members": (PURPLE, "-"),
+                "strong, 16 members": (PURPLE, "--"), "two classifiers apart": ("#888888", ":")}
 OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#999933", "-."))
 
 
@@ -198,7 +201,7 @@ def plan(name, seed, options, shared, settings, out):
 def same_settings(job):
     """Whether what lies in the job's folder was made with the same settings."""
     note = job.folder / "run.json"
-    return note.exists() and read_json(note)["key"] == job.key
+    return note.exists() and read_json(note).get("key") == job.key
 
 
 def is_finished(job):
@@ -316,8 +319,16 @@ def hardware():
 
 
 def read_json(path):
-    """What a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The dictionary in a JSON file. ValueError names a file that holds none."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
+                         "anew") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
+                         "and its run is made anew")
+    return held
 
 
 # ---- computing ----
@@ -739,7 +750,7 @@ def write_strong(results, cells):
     """Both recipes side by side."""
     titles = {"closed": "Closed world (models trained for the open one)", "open": "Open world",
               "open_masked": "Open world, hard mask (each recipe's own way to choose τ)"}
-    lines = []
+    lines = image_lines("strong", "accuracy on seen against unseen compositions of each recipe")
     for candidate_set, title in titles.items():
         lines += [f"**{title}**, test", "", *accuracy_lines(cells[candidate_set])]
     return lines
@@ -800,16 +811,33 @@ def look(label):
 
 def draw_curves(results, cells, path):
     """Seen against unseen accuracy as the bias grows: test, open world, first seed."""
+    rows = curve_rows(results)
+    looks = {label: look(label) for label in rows}
+    draw_bias_curves(results, rows, cells, looks, path)
+
+
+def draw_recipes(results, cells, path):
+    """The curves of both recipes: test, open world, first seed."""
+    rows = {}
+    areas = {}
+    for label, run in RECIPES.items():
+        if results.of(run):
+            rows[label] = (run, "open")
+            areas[label] = results.first(run)["test"]["open"]["exact"]["auc"]
+    draw_bias_curves(results, rows, areas, RECIPE_LOOKS, path)
+
+
+def draw_bias_curves(results, rows, areas, looks, path):
+    """Curves of {label: (run, candidate set)}, the greatest of the areas {label: AUC} first."""
     halves = [f"accuracy on {half} compositions (%)" for half in ("unseen", "seen")]
     axes = panels(halves)
-    rows = curve_rows(results)
-    for label in sorted(cells, key=cells.get, reverse=True):
+    for label in sorted(areas, key=areas.get, reverse=True):
         run, candidate_set = rows[label]
-        colour, style = look(label)
+        colour, style = looks[label]
         with np.load(results.first(run)["folder"] / "curves.npz") as file:
             unseen = 100 * file[f"{candidate_set}_unseen"]
             seen = 100 * file[f"{candidate_set}_seen"]
-        axes[0].plot(unseen, seen, style, color=colour, label=f"{label}: {100 * cells[label]:.1f}")
+        axes[0].plot(unseen, seen, style, color=colour, label=f"{label}: {100 * areas[label]:.1f}")
     axes[0].set_xlim(0)
     save_picture(path, axes, title="AUC (%), exact", loc="outside right center", ncols=1)
 
@@ -975,7 +1003,7 @@ SECTIONS = {
     "training": Section("Training", compute_training, write_training, also=("methods",),
                         draw=draw_training),
     "strong": Section("The published recipe against the strong one (test)", compute_strong,
-                      write_strong, also=tuple(RECIPES.values())),
+                      write_strong, also=tuple(RECIPES.values()), draw=draw_recipes),
     "changes": Section("What carries the strong recipe (test)", compute_changes, write_changes,
                        also=("strong4", *CHANGES)),
 }

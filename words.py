@@ -146,11 +146,26 @@ def _find(source, root):
         if candidate.is_file():
             return candidate
     if source in FILES:
-        hint = (f"`python data.py DATASET --download --vectors {source}` fetches it, "
+        hint = (f"`python download.py --vectors {source}` fetches it, "
                 "--data-root says where else to look")
     else:
         hint = f"expected {', '.join(FILES)}, random or a file of vectors"
     raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz or .zip): {hint}")
+
+
+def lacking(*sources, root="data"):
+    """What to say of the sources that are not there: a list of texts, empty if all are."""
+    complaints = []
+    for source in _split(sources):
+        if source == "random":
+            continue
+        try:
+            _find(source, root)
+        except FileNotFoundError as error:
+            complaints.append(str(error))
+    if complaints:
+        complaints.append("`--vectors random` does without word vectors")
+    return complaints
 
 
 def _random(name, dim):

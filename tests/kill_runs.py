@@ -220,8 +220,8 @@ def main():
             shutil.rmtree(folder)
     for (name, where), count in sorted(counts.items()):
         print(f"{name:8} {where:32} {count:4}")
-    print(f"{sum(counts.values())} kills of {trials} runs: {trials - bad} runs ended as if they had "
-          f"not been killed, {bad} did not; an uninterrupted run takes {seconds:.1f} s")
+    print(f"{sum(counts.values())} kills of {trials} runs: {trials - bad} runs ended as if they "
+          f"had not been killed, {bad} did not; an uninterrupted run takes {seconds:.1f} s")
     if bad:
         raise SystemExit(f"see {top}")
     shutil.rmtree(top)

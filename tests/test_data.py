@@ -1098,3 +1098,61 @@ def test_the_pictures_are_those_that_the_reports_were_made_with(tmp_path, monkey
         1638849,
         1760540,
     ]
+
+
+# ---- one judgement with training -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Table 1,,,\n,,,\nimage,state,object,split\nA,wet,dog,train\n",
+        "\n\nimage|state|object|split\nA|wet|dog|train\n",
+        'image, state, object, split\n"A", "wet", "dog", "train"\n',
+        "sep=;\nimage;state;object;split\nA;wet;dog;train\n;;;\n",
+    ],
+)
+def test_tables_as_spreadsheets_write_them(tmp_path, text):
+    (tmp_path / "images.csv").write_text(text)
+    problems = []
+    rows = data.read_csv(tmp_path / "images.csv", problems)
+    assert problems == []
+    assert rows == [{"image": "A", "state": "wet", "object": "dog", "split": "train"}]
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    (tmp_path / "images.csv").write_text("image,state,object,split,State\nA,wet,dog,train,x\n")
+    problems = []
+    assert data.read_csv(tmp_path / "images.csv", problems) == []
+    assert "expected one column state" in problems[0]
+
+
+def test_what_cannot_be_read_is_noted_and_left_out_by_the_next_command(tmp_path, capsys):
+    folder = photos(tmp_path / "x", style="{}/{}", number=8)
+    check(capsys, folder, "--make-split")
+    (folder / "wet/dog/0.jpg").write_bytes(b"")
+    status, output = check(capsys, folder)
+    assert status == 0 and "1 image that cannot be read" in output
+    assert "wet/dog/0.jpg (not an image)" in output
+    assert " --skip-broken" in output.splitlines()[-1]
+
+
+def test_a_feature_file_counts_alone_but_a_cache_only_without_photos(tmp_path, capsys):
+    folder = photos(tmp_path / "x", style="{}/{}", number=8)
+    check(capsys, folder, "--make-split")
+    dataset = data.load(folder)
+    names = sum(dataset.images.values(), [])
+    features = np.ones((len(names), 3))
+    file = folder / "features.npz"
+    np.savez(file, files=names[1:], features=features[1:])
+    assert "which alone counts" in data.missing_files(dataset)[0]
+    np.savez(file, files=names[1:], features=features[1:], stamps=np.zeros((len(names) - 1, 2)))
+    assert data.missing_files(dataset) == []
+    features[2] = np.nan
+    np.savez(file, files=names, features=features)
+    assert f"features of 1 image are not finite: {names[2]}" in data.missing_files(dataset)[0]
+
+
+def test_folders_whose_photos_lie_deeper_are_not_called_empty():
+    text = data.what_stayed_out(["new/dog/1.jpg"], ["new/x.pdf", "old/y.pdf"])
+    assert "nothing is left of old;" in text

@@ -580,16 +580,6 @@ def test_predicting_images(drawn, tmp_path, capsys):
     )
 
 
-def test_the_readmes_python_runs(capsys):
-    """The import example, as it stands there; those of "Change it" run in test_recipes.py."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8").split("## Change it")[0]
-    blocks = page.split("```python\n")[1:]
-    assert blocks
-    for block in blocks:
-        exec(block.split("```")[0], {})
-    assert 0 < float(capsys.readouterr().out) < 1
-
-
 # ---- what befalls a run ----
 
 
@@ -609,8 +599,8 @@ def test_a_flipped_bit_is_found(toy, tmp_path, capsys):
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
-    """Of the archive's directory, which no check sum covers, two bits of each byte: the same, or one
-    line."""
+    """Of the archive's directory, which no check sum covers, two bits of each byte: the same, or
+    one line."""
     path = tmp_path / "small.pt"
     torch.save({"weights": torch.arange(40.0), "seen": torch.ones(9, dtype=torch.bool)}, path)
     whole = path.read_bytes()

@@ -508,7 +508,8 @@ def test_killed_extraction_resumes(tmp_path, cheap, decoded):
             calls.append(0)
             return 2 * test_features.mean_colour(batch) if len(calls) < 3 else os._exit(9)
         features.SAVE_EVERY, features.load_backbone = 0, lambda weights: killed
-        test_features.load(test_features.make_dataset(pathlib.Path({str(tmp_path)!r})), pathlib.Path({str(cheap)!r}))"""
+        dataset = test_features.make_dataset(pathlib.Path({str(tmp_path)!r}))
+        test_features.load(dataset, pathlib.Path({str(cheap)!r}))"""
     dataset = make_dataset(tmp_path)
     assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL).returncode == 9
     assert (tmp_path / "features.partial.npz").exists() and not (tmp_path / "features.npz").exists()
@@ -972,3 +973,48 @@ def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
     for phase in data.PHASES:
         np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
     assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_of_features_is_not_waited_for(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    os.mkfifo(tmp_path / "features.npz")
+    with pytest.raises(OSError, match="features.npz is no plain file"):
+        load(dataset, cheap)
+
+
+# What is lacking, and the weights behind a cache
+
+
+def test_the_weights_behind_a_cache_are_known_without_naming_them(tmp_path, cheap, decoded):
+    dataset = make_dataset(tmp_path)
+    about = load(dataset, cheap)[2]
+    assert features.weights_behind(dataset, about) == str(cheap.resolve())
+    assert features.weights_behind(dataset, "features in clip.npz, frozen") is None
+    assert load(dataset, None)[2] == about and len(decoded) == 6
+
+
+def test_all_that_is_lacking_is_said_before_anything_is_fetched(tmp_path, hub):
+    dataset = make_dataset(tmp_path)
+    obstacles, fetched = features.lacking(dataset)
+    assert obstacles == [] and "ResNet-18's weights" in fetched[0] and "--weights" in fetched[0]
+    dataset.path("red_shoe/1.png").unlink()
+    obstacles, _ = features.lacking(dataset)
+    assert obstacles == ["1 of 6 images not found in images/: red_shoe/1.png"]
+    assert features.lacking(dataset, skip_broken=True)[0] == []
+    obstacles, _ = features.lacking(dataset, weights=tmp_path / "none.pth", skip_broken=True)
+    assert len(obstacles) == 1 and "none.pth" in obstacles[0]
+    assert features.lacking(dataset, file="none.npz")[0] == ["no file of features none.npz"]
+    for name in dataset.images["train"] + dataset.images["val"]:
+        dataset.path(name).unlink(missing_ok=True)
+    obstacles, fetched = features.lacking(dataset)
+    assert "none of 6 images" in obstacles[0] and len(fetched) == 1
+
+
+def test_a_heic_photo_without_its_plugin_says_which(tmp_path):
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    (tmp_path / "b.jpg").write_bytes(b"")
+    if ".heic" in data.photo_suffixes():
+        pytest.skip("the plugin is installed")
+    with pytest.raises(ValueError, match="a.heic .*`pip install pillow-heif`.*b.jpg .not an image"):
+        features.extract([tmp_path / "a.heic", tmp_path / "b.jpg"], backbone="pixels")

@@ -331,3 +331,10 @@ def test_transcription_of_the_paper():
     words = re.sub(r"\s", "", PAPER.read_text())
     for name, (most, least) in held["mitstates"]["ranked"]["objects"].items():
         assert f"{name}&{','.join(most)}&{','.join(least)}".replace(" ", "") in words, name
+
+
+@pytest.mark.parametrize("contents", ["", "[]", "3", "{"])
+def test_notes_that_are_none_are_named(tmp_path, contents):
+    (tmp_path / "run.json").write_text(contents)
+    with pytest.raises(ValueError, match="run.json .*remove it"):
+        reproduce.read_json(tmp_path / "run.json")

@@ -22,7 +22,9 @@ FASTTEXT = (
     HERE / "data/words_fasttext.bin"
 )  # fasttext-wheel 0.9.2: skipgram, D 6, 50 buckets, n-grams of 2 to 4
 WORD2VEC = HERE / "data/words_word2vec.bin"  # gensim 4.4: D 5
-VOCABULARY = "old new red fake fur leather shoe boots ankle t-shirt fire hydrant fire_hydrant and Paris".split()
+VOCABULARY = (
+    "old new red fake fur leather shoe boots ankle t-shirt fire hydrant fire_hydrant and Paris"
+).split()
 
 
 def expected(path):
@@ -205,7 +207,7 @@ def test_random_depends_on_the_name_alone():
 
 def test_files_under_the_root(write, tmp_path):
     for name, place in words.FILES.items():
-        with pytest.raises(FileNotFoundError, match=f"{place}.*--download --vectors {name}"):
+        with pytest.raises(FileNotFoundError, match=f"{place}.*download.py --vectors {name}"):
             word_vectors(["old"], name, root=tmp_path)
         write(gzip.compress(text(rows())), f"{place}.gz")
         packed = word_vectors(["old"], name, root=tmp_path)
@@ -423,3 +425,12 @@ def test_the_file_says_what_it_is():
     command = [sys.executable, words.__file__]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert out.count("\n") == 1 and "python compcos.py --vectors" in out
+
+
+def test_all_sources_that_are_lacking_are_said_at_once(tmp_path):
+    (tmp_path / "there.txt").write_text("a 1 2\n")
+    assert words.lacking("random", str(tmp_path / "there.txt")) == []
+    said = words.lacking("fasttext+word2vec", "random", "none.txt", root=tmp_path)
+    assert len(said) == 4 and "--vectors random" in said[3]
+    for name, text in zip(("cc.en.300.bin", "GoogleNews", "none.txt"), said):
+        assert name in text
