@@ -195,9 +195,10 @@ def part_of(path):
 def clear_parts(folder, name=None):
     """Remove the `.part` files and folders that dead processes left in a folder (of one name)."""
     start = "*" if name is None else glob.escape(name)
-    for part in Path(folder).glob(f".{start}.{16 * '[0-9a-f]'}.part"):
+    for part in Path(folder).glob(f".{start}.*.part"):
+        is_own = re.search(r"\.[0-9a-f]{16}\.part$", part.name)  # and not, say, of a download
         try:
-            if is_abandoned(part):
+            if is_own and is_abandoned(part):
                 remove(part)
         except OSError:
             pass  # another process was faster
