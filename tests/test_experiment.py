@@ -837,3 +837,21 @@ def test_a_log_that_another_program_holds_costs_a_warning(toy, tmp_path, monkeyp
     assert (out / "metrics.json").exists() and not (out / "log.csv").exists()
     run("--dataset", toy, "--out", out, "--resume")
     assert len((out / "log.csv").read_text().splitlines()) == 5
+
+
+def test_a_signal_into_the_last_save_waits_for_it(toy, tmp_path, monkeypatch, capsys):
+    whole = run("--dataset", toy, "--out", tmp_path / "whole")
+    out = tmp_path / "out"
+    save = train.Run.save
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        save(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(train.Run, "save", signalled)
+        run("--dataset", toy, "--out", out)
+    assert end.value.code == 143
+    assert f"epoch 4 is kept in {out / 'last.pt'}" in capsys.readouterr().err
+    run("--dataset", toy, "--out", out, "--resume")
+    assert (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
