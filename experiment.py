@@ -196,7 +196,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
-    intervals = {}
+    interval = None
     few = 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS
     tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     for name, (swept, kept) in tested.items():
@@ -204,8 +204,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
-        if few:
-            intervals[name] = auc_interval(swept)
+        if few and name == "open":
+            interval = auc_interval(swept)
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
@@ -215,7 +215,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
     metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test,
-                   intervals=intervals, truth=known,
+                   open_auc_interval=interval, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
@@ -586,7 +586,7 @@ def combine(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            if key not in ("settings", "versions", "threshold_curve", "intervals"):
+            if key not in ("settings", "versions", "threshold_curve", "open_auc_interval"):
                 combined[key] = combine([result[key] for result in results], function)
         return combined
     if isinstance(first, str):
@@ -723,10 +723,11 @@ def table_notes(metrics):
             if phase == "test":
                 what = "the test figures of the unseen rest"
             lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
-    for name, (low, high) in metrics.get("intervals", {}).items():
-        if math.isfinite(low):
-            lines.append(f"{name}: with other compositions of their kind, AUC would lie between "
-                         f"{100 * low:.1f} and {100 * high:.1f} in 95 of 100 cases")
+    interval = metrics.get("open_auc_interval")
+    if interval is not None and math.isfinite(interval[0]):
+        low, high = interval
+        lines.append(f"95 % interval over compositions of the AUC (open, exact): {100 * low:.1f} to "
+                     f"{100 * high:.1f}")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      "others with AUROC "

@@ -72,6 +72,8 @@ def run(*options):
         [
             "--epochs",
             "4",
+            "--members",
+            "1",
             "--lr",
             "1e-2",
             "--batch-size",
@@ -515,7 +517,7 @@ def test_learning_is_earned(drawn, tmp_path, capsys):
     """Untrained models and shuffled labels are far below; the open model beats the closed one in
     the open world."""
     held = {
-        world: trained(drawn, tmp_path / world, "--world", world, "--seed", "0", "1", "2")["mean"]
+        world: trained(drawn, tmp_path / world, "--world", world, "--seed", "0", "1")["mean"]
         for world in ("open", "closed")
     }
     auc = {world: held[world]["test"]["open"]["exact"]["auc"] for world in held}
@@ -536,7 +538,8 @@ def test_learning_is_earned(drawn, tmp_path, capsys):
         rows[i] = [rows[i][0], state, name, "train"]
     with open(shuffled / "images.csv", "w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-    blind = trained(drawn, tmp_path / "blind", "--dataset", str(shuffled), "--lr", "1e-3")
+    published = ["--recipe", "published", "--lr", "1e-3"]
+    blind = trained(drawn, tmp_path / "blind", "--dataset", str(shuffled), *published)
     assert blind["test"]["open"]["exact"]["auc"] < auc["open"] / 20
 
 
@@ -581,21 +584,6 @@ def test_predicting_images(drawn, tmp_path, capsys):
 
 
 # ---- what befalls a run ----
-
-
-def test_a_flipped_bit_is_found(toy, tmp_path, capsys):
-    """Anywhere in the numbers of last.pt or best.pt: one line, and no other results."""
-    out = run("--dataset", toy, "--out", tmp_path / "run", "--members", "1")
-    for name in ("last.pt", "best.pt"):
-        whole = (out / name).read_bytes()
-        for place in np.random.default_rng(0).integers(len(whole) // 4, 3 * len(whole) // 4, 20):
-            broken = bytearray(whole)
-            broken[place] ^= 1
-            (out / name).write_bytes(broken)
-            with pytest.raises((ValueError, OSError), match=name):
-                train.load_file(out / name, ())
-        (out / name).write_bytes(whole)
-    train.load_file(out / "last.pt", ("epoch",))
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
@@ -744,33 +732,12 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
                 assert after == before, place
 
 
-def test_a_log_that_cannot_be_written_costs_a_warning(toy, tmp_path, capsys):
-    (tmp_path / "run/log.csv").mkdir(parents=True)
-    out = run("--dataset", toy, "--out", tmp_path / "run")
-    said = capsys.readouterr().err
-    assert said.startswith("warning: ")
-    assert "cannot write" in said
-    assert "log.csv" in said
-    assert (out / "metrics.json").exists()
-    (out / "log.csv").rmdir()
-    run("--dataset", toy, "--out", out, "--resume")
-    assert len((out / "log.csv").read_text().splitlines()) == 5
-
-
 def test_parts_of_a_killed_run_are_gone_with_the_next(toy, tmp_path):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     for name in ("best.pt", "scores.npy"):
         experiment.common.part_of(out / name).write_bytes(b"half")
     run("--dataset", toy, "--out", out, "--resume")
     assert not list(out.glob(".*.part"))
-
-
-def test_a_run_that_starts_anew_says_so(toy, tmp_path, capsys):
-    out = run("--dataset", toy, "--out", tmp_path / "run")
-    (out / "metrics.json").unlink()  # as if it had been stopped before
-    capsys.readouterr()
-    run("--dataset", toy, "--out", out)
-    assert "unfinished run is replaced" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("terminal, lines", [(False, 1), (True, 4)])
@@ -786,7 +753,7 @@ def test_a_batch_log_gets_an_epoch_a_minute(capsys, monkeypatch, terminal, lines
     assert capsys.readouterr().err.count("epoch 1/10  loss 0.5000  ") == lines
 
 
-@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "best.pt", "metrics.json"])
+@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "metrics.json"])
 def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys, name):
     """Half a file fits: the error names it, nothing of it is left, and --resume makes the rest."""
     whole = run("--dataset", toy, "--out", tmp_path / "whole")
