@@ -778,15 +778,6 @@ def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys,
         assert (out / file).read_bytes() == (whole / file).read_bytes()
 
 
-def test_a_rerun_says_that_it_starts_anew(toy, tmp_path, capsys):
-    out = run("--dataset", toy, "--out", tmp_path / "run")
-    (out / "metrics.json").unlink()  # as if it had been stopped
-    capsys.readouterr()
-    run("--dataset", toy, "--out", out)
-    note = f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was not given"
-    assert note in capsys.readouterr().out
-
-
 def test_a_log_that_another_program_holds_costs_a_warning(toy, tmp_path, monkeypatch, capsys):
     """As a spreadsheet on Windows does; the next run makes it from the history."""
     out = tmp_path / "run"
