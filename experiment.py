@@ -556,7 +556,9 @@ def next_steps(dataset, settings, run):
     if settings["model"] == "compcos":
         command = f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))}"
         photo = dataset.path(dataset.images["test"][0])
-        if photo.exists():
+        # the backbones whose features of further photos `features_like` can make
+        from_photos = settings["backbone"].startswith(("ResNet-18", drawings.FEATURE))
+        if from_photos and photo.exists():
             lines.append(f"  predict:  {command} --predict {shlex.quote(str(photo))}")
         else:
             lines.append(f"  predict:  {command} --features FILE")
