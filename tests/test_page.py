@@ -58,6 +58,17 @@ def test_links_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
+def test_the_tables_figures_stand_in_the_report():
+    """Each row of the first table that was made here is that of the report of the recipes."""
+    report = json.loads((ROOT / "results/strong/fashion/report.json").read_text())
+    rows = re.findall(r"\| \*\*here\*\*, fashion: (.*?) \|(.*)\|", README)
+    assert len(rows) >= 3
+    for label, figures in rows:
+        cells = report["strong"]["open"][label]["published"]
+        shown = [f"{100 * cells[name]['mean']:.1f}" for name in ("S", "U", "HM", "AUC")]
+        assert [figure.split()[0] for figure in figures.split("|")] == shown, label
+
+
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """From top to bottom, with three epochs in place of forty."""
     matplotlib = pytest.importorskip("matplotlib")
