@@ -794,7 +794,8 @@ def features_of_files(checkpoint, options):
         else:
             broken.append(image)
     if broken:
-        print(f"note: {len(broken)} images that cannot be read are left out: {data.some(broken)}")
+        print(f"note: {data.count(len(broken), 'image')} that cannot be read, left out: "
+              f"{data.some(broken)}")
     return whole, features[readable]
 
 

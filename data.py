@@ -728,14 +728,28 @@ def no_photo(path):
     try:
         with warnings.catch_warnings():  # of large photos, which are read all the same
             warnings.simplefilter("ignore")
-            Image.open(path).close()
+            with Image.open(path) as image:
+                limit = Image.MAX_IMAGE_PIXELS
+                return too_many_pixels(image.size, limit and 2 * limit)
     except UnidentifiedImageError:
         return not_an_image(path)
     except Image.DecompressionBombError as error:
         return f"{error}; --max-pixels N lifts the limit"
     except Exception as error:  # decoders of broken files raise all sorts
         return reason(error)
-    return None
+
+
+def too_many_pixels(size, limit):
+    """What to say of an image of more pixels than the limit (None: no limit), None if it has not.
+
+    Those count that it has, or that it has once its short side is brought to 256: a strip grows.
+    """
+    width, height = size
+    short, long = sorted(size)
+    if not limit or max(short, 256 * 256 / short) * long <= limit:
+        return None
+    return (f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short side of 256 or "
+            "more; a decompression bomb? --max-pixels N lifts the limit")
 
 
 def not_an_image(path):
@@ -875,6 +889,8 @@ def as_array(features):
     if not torch.is_tensor(features):
         return np.asarray(features)
     features = features.detach()
+    if features.layout != torch.strided:  # sparse
+        features = features.to_dense()
     if features.dtype == torch.bfloat16:  # NumPy has no such type
         features = features.float()
     return features.numpy()

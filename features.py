@@ -314,11 +314,9 @@ def _decode(path, crop, shrink, upright, limit=None):
         content = path.read_bytes()
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         with Image.open(io.BytesIO(content)) as image:
-            short, long = sorted(image.size)
-            if limit and max(short, 256 * 256 / short) * long > limit:
-                return _Photo(f"{image.width:,} x {image.height:,} pixels, over the limit of "
-                              f"{limit:,} at a short side of 256 or more; a decompression bomb? "
-                              "--max-pixels N lifts the limit", False, digest)
+            problem = data.too_many_pixels(image.size, limit)
+            if problem:
+                return _Photo(problem, False, digest)
             is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
             if upright:
                 image = ImageOps.exif_transpose(image)

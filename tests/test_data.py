@@ -16,6 +16,7 @@ from PIL import Image
 import common
 import data
 import drawings
+import features
 
 SHARED = Path(__file__).parent / "../../shared/data"
 LISTS = {
@@ -1156,3 +1157,23 @@ def test_a_feature_file_counts_alone_but_a_cache_only_without_photos(tmp_path, c
 def test_folders_whose_photos_lie_deeper_are_not_called_empty():
     text = data.what_stayed_out(["new/dog/1.jpg"], ["new/x.pdf", "old/y.pdf"])
     assert "nothing is left of old;" in text
+
+
+def test_a_strip_over_the_limit_is_named_as_in_training(tmp_path):
+    Image.new("1", (20_000, 10)).save(tmp_path / "strip.png")
+    Image.new("1", (40_000, 10)).save(tmp_path / "long.png")
+    Image.new("1", (12_000, 9_000)).save(tmp_path / "large.png")
+    assert data.no_photo(tmp_path / "strip.png") is None
+    assert data.no_photo(tmp_path / "large.png") is None
+    why = data.no_photo(tmp_path / "long.png")
+    assert why.startswith("40,000 x 10 pixels") and "--max-pixels" in why
+    with pytest.raises(ValueError) as error:
+        features.extract([tmp_path / "long.png"], backbone="pixels")
+    assert why in str(error.value)
+
+
+def test_sparse_features_are_read(tmp_path):
+    table = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    torch.save({"files": ["a.png", "b.png"], "features": table.to_sparse()}, tmp_path / "f.t7")
+    stored = data.read_features(tmp_path / "f.t7")
+    assert (stored["features"] == table.numpy()).all()
