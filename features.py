@@ -732,11 +732,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     files = {name: dataset.path(name) for name in names}
     stamps = {name: _stamp(path) for name, path in files.items()}
     rank = common.rank()
-    found = []
-    for place in _cache_places(dataset, cache, fallback):
-        found += [path for path in (place, *_partials(place)) if path.exists()]
-    caches = [_read_cache(path) for path in dict.fromkeys(found) if data.is_cache(path)
-              or ".partial" in path.name]
+    found, caches = _found_caches(dataset, cache, fallback)
     weights, key, rows = _choose_weights(weights, upright, caches, stamps)
     todo = [name for name in names if name not in rows]
     _check_shared(dataset, todo)
@@ -757,11 +753,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
     broken = {}
     if todo:
-        if rank == 0:  # which alone downloads
-            backbone = _load_backbone(weights, caches)
-        common.gather("the weights are there")
-        if rank > 0:
-            backbone = _load_backbone(weights, caches)
+        backbone = _load_in_turn(weights, caches)
         with _pixel_limit(max_pixels) as limit:
             batches = _batches(share, backbone, device, batch_size, upright, limit)
             broken = _fill(mine, batches, stamps, dtype)
@@ -777,6 +769,28 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     if rank > 0 and path.exists():
         rows = _rows_of([_read_cache(path)], key, stamps)
     return rows, broken, key, notes
+
+
+def _found_caches(dataset, cache, fallback):
+    """The files where a dataset's cache or a part of one may be, and the caches that they hold."""
+    found = []
+    for place in _cache_places(dataset, cache, fallback):
+        found += [path for path in (place, *_partials(place)) if path.exists()]
+    caches = []
+    for path in dict.fromkeys(found):
+        if data.is_cache(path) or ".partial" in path.name:
+            caches.append(_read_cache(path))
+    return found, caches
+
+
+def _load_in_turn(weights, caches):
+    """The backbone; of several processes the first one alone downloads its weights."""
+    if common.rank() == 0:
+        backbone = _load_backbone(weights, caches)
+    common.gather("the weights are there")
+    if common.rank() > 0:
+        backbone = _load_backbone(weights, caches)
+    return backbone
 
 
 def _fill(cache, batches, stamps, dtype):
