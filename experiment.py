@@ -557,7 +557,8 @@ def next_steps(dataset, settings, run):
         command = f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))}"
         photo = dataset.path(dataset.images["test"][0])
         # the backbones whose features of further photos `features_like` can make
-        from_photos = settings["backbone"].startswith(("ResNet-18", drawings.FEATURE))
+        backbone = settings.get("backbone", "unknown")
+        from_photos = backbone.startswith(("ResNet-18", drawings.FEATURE))
         if from_photos and photo.exists():
             lines.append(f"  predict:  {command} --predict {shlex.quote(str(photo))}")
         else:
