@@ -6,6 +6,7 @@ common.wait_gently()
 
 import pytest
 
+import drawings
 import evaluate
 
 
@@ -15,3 +16,11 @@ def few_resamples(request, monkeypatch):
     of intervals themselves."""
     if request.module.__name__ not in ("test_evaluate", "evaluate", "test_processes"):
         monkeypatch.setattr(evaluate, "RESAMPLES", 20)
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory):
+    """A --data-root with the built-in dataset, which takes seconds to draw; it is only read."""
+    root = tmp_path_factory.mktemp("root")
+    drawings.ensure(root / "shapes")
+    return root

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,12 @@ def test_the_tables_figures_stand_in_the_report():
         assert [figure.split()[0] for figure in figures.split("|")] == shown, label
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch):
+def test_the_notebook_runs(drawn, tmp_path, monkeypatch):
     """From top to bottom, with three epochs in place of forty."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(drawn, tmp_path / "data")
     notebook = json.loads((ROOT / "compcos.ipynb").read_text(encoding="utf-8"))
     names = {}
     for cell in notebook["cells"]:
