@@ -242,13 +242,17 @@ def test_one_model_together_equals_one_process(tmp_path):
 
 SEVERAL = """
 import contextlib, json, os, sys
-import baselines, compcos
+import baselines, benchmark, compcos
 
+rank = os.environ["RANK"]
 for name, script, arguments in json.loads(sys.argv[1]):
     main = {"compcos.py": compcos.main, "baselines.py": baselines.main}[script]
-    said = open(f"{name}-{os.environ['RANK']}.txt", "w")
+    said = open(f"{name}-{rank}.txt", "w")
     with said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         main(arguments)
+benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
+with open(f"benchmark-{rank}.txt", "w") as said, contextlib.redirect_stdout(said):
+    benchmark.time_processes(1)
 """
 SEEDS = ["--members", 2, "--seed", 0, 1, 2]
 ONE_SEED = ["--dropout", 0, "--save-scores"]
@@ -261,8 +265,8 @@ def baseline_options(toy, out):
 
 @pytest.fixture(scope="module")
 def trained(toy, tmp_path_factory):
-    """A folder where two processes have trained `seeds`, `together` and `baseline`, all in one
-    start; what each process said is in NAME-RANK.txt."""
+    """A folder where two processes have trained `seeds`, `together` and `baseline` and run a small
+    benchmark, all in one start; what each process said is in NAME-RANK.txt."""
     folder = tmp_path_factory.mktemp("trained")
     commands = dict(seeds=compcos_options(toy, folder / "seeds", *SEEDS),
                     together=compcos_options(toy, folder / "together", *ONE_SEED),
@@ -388,10 +392,6 @@ def test_runs_of_reproduce_are_spread(toy, tmp_path):
     assert out.count(": trained") == len(runs) and out.count("written to") == 1
 
 
-def test_benchmark_runs_on_a_cpu():
-    code = """import benchmark
-benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
-benchmark.time_processes(1)"""
-    out = run_two("--no-python", sys.executable, "-c", code)
-    seconds = json.loads(out.strip().split("\n")[-1])
+def test_benchmark_runs_on_a_cpu(trained):
+    seconds = json.loads((trained / "benchmark-0.txt").read_text().strip().split("\n")[-1])
     assert len(seconds) == 5 and min(seconds.values()) > 0
