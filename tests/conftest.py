@@ -1,7 +1,13 @@
-"""Read by pytest before any test imports torch: see common.wait_gently."""
+"""Read by pytest before any test imports torch: see common.wait_gently.
+
+The tests' products are so small that a second thread costs more than it brings.
+"""
+
+import os
 
 import common
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 common.wait_gently()
 
 import pytest
