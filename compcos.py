@@ -485,7 +485,8 @@ class TrainingLoss(nn.Module):
         seen = torch.as_tensor(seen, device=device)
         offsets = None
         if counts:
-            offsets = counts * log_counts(seen, images).to(dtype)
+            offsets = counts * log_counts(seen.cpu(), images)  # on the CPU: MPS has no float64
+            offsets = offsets.to(device, dtype)
         pairs = seen.nonzero()
         # of each composition among the seen
         position = torch.full((seen.numel(),), -1, device=device)
@@ -596,8 +597,9 @@ def choose_prior(model, training_loss, validate):
     """
     if not training_loss.partner_prior:
         return {}
-    prior = log_partners(training_loss.seen) / training_loss.scale
-    prior = prior.to(model.states.dtype)
+    # on the CPU, since MPS has no float64
+    prior = log_partners(training_loss.seen.cpu()) / training_loss.scale
+    prior = prior.to(model.states.device, model.states.dtype)
     values = []
     for weight in PRIOR_WEIGHTS:
         model.set_prior(weight * prior)

@@ -729,8 +729,8 @@ def table_notes(metrics):
     interval = metrics.get("open_auc_interval")
     if interval is not None and math.isfinite(interval[0]):
         low, high = interval
-        lines.append(f"95 % interval over compositions of the AUC (open, exact): {100 * low:.1f} to "
-                     f"{100 * high:.1f}")
+        lines.append("95 % interval over compositions of the AUC (open, exact): "
+                     f"{100 * low:.1f} to {100 * high:.1f}")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      "others with AUROC "
