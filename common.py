@@ -452,7 +452,7 @@ def check_shared(folder):
     if not all(sees):
         blind = [str(number) for number, is_there in enumerate(sees) if not is_there]
         raise OSError(f"{folder}: process {', '.join(blind)} of {processes()} does not see what "
-                      "process 0 wrote there: --out needs a folder that all machines share")
+                      "process 0 wrote there: give a folder that all machines share")
 
 
 @contextmanager
@@ -530,8 +530,11 @@ def command(main):
                 say_for_all(f"error: {error}")
                 status = 2
             except KeyboardInterrupt as interrupt:
+                text = str(interrupt) or "interrupted"
+                if processes() > 1 and received == [signal.SIGTERM]:
+                    text = f"torchrun ended all, as when one process has ended; {text}"
                 if rank() == 0:
-                    say(f"\n{str(interrupt) or 'interrupted'}")
+                    say(f"\n{text}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if not is_out_of_memory(error):

@@ -752,7 +752,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         # What other processes left goes into the first one's file before theirs are rewritten.
         _write_cache(whole._replace(path=_partial(path, 0)), dtype)
         _remove(set(_partials(path)) - {_partial(path, 0)})
-    common.gather("the partial files are one")
+    common.check_shared(path.parent)  # once the partial files there are one
 
     share = {name: files[name] for name in todo[rank::common.processes()]}
     mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})

@@ -152,16 +152,20 @@ def progress():
 
 
 def unshared_folder():
-    """A folder that only one process sees."""
+    """A folder that only the first process sees is named: of results, and of cached features."""
+    dataset = test_features.make_dataset(Path("photos").resolve(), 12)
     common.check_shared("shared")
     before = os.getcwd()
     os.chdir(f"alone1-{RANK}")
-    try:
-        common.check_shared("results")
-    except OSError as error:
-        assert "process 1 of 2 does not see" in str(error)
-    else:
-        raise AssertionError("was not seen")
+    for folder, ask in (("results", common.check_shared),
+                        ("cache", lambda cache: features.load_features(dataset, cache=cache))):
+        try:
+            ask(folder)
+        except OSError as error:
+            assert str(error).startswith(f"{folder}: process 1 of 2 does not see what process 0")
+        else:
+            raise AssertionError(folder)
+    assert not os.listdir("cache")
     os.chdir(before)
 
 
