@@ -24,6 +24,7 @@ from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
 STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
+HOLDING_SECONDS = 2  # in which a process holds a `.part` that it has made
 SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
@@ -224,17 +225,23 @@ def remove(part):
 def is_abandoned(part):
     """Whether nobody holds a `.part`; where that cannot be seen, whether it is an hour old.
 
-    A file or folder without content may be just about to be held.
+    One without content may have been made just now by a process that is about to hold it: it is
+    given the time to.
     """
-    is_empty = not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
-    if not is_empty:
-        try:
-            with held(part) as can_be_seen:
-                if can_be_seen:
-                    return True
-        except BlockingIOError:
-            return False
+    if is_empty(part) and time.time() - part.stat().st_mtime < HOLDING_SECONDS:
+        time.sleep(HOLDING_SECONDS)
+    try:
+        with held(part) as can_be_seen:
+            if can_be_seen:
+                return True
+    except BlockingIOError:
+        return False
     return time.time() - part.stat().st_mtime > STALE_SECONDS
+
+
+def is_empty(part):
+    """Whether a file or folder has no content."""
+    return not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
 
 
 @contextmanager
@@ -266,9 +273,9 @@ def check_writable(folder):
                       "another --out") from None
 
 
-def reserve(path, size):
-    """Give a new or sparse file `path` the room of `size` bytes. OSError names it, and leaves
-    nothing."""
+def reserve(path, size, meant=None):
+    """Give a new or sparse file `path` the room of `size` bytes. OSError names it, or what it is
+    `meant` to become, and leaves nothing."""
     path = Path(path)
     try:
         with open(path, "r+b" if path.exists() else "wb") as file:
@@ -278,7 +285,7 @@ def reserve(path, size):
                 file.truncate(size)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise type(error)(error.errno, f"no room for {path}, {size / 2**20:,.0f} MB: "
+        raise type(error)(error.errno, f"no room for {meant or path}, {size / 2**20:,.0f} MB: "
                           f"{error.strerror}") from None
 
 

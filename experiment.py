@@ -32,7 +32,7 @@ import drawings
 import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
-from feasibility import auroc, hard_mask, save_csv
+from feasibility import auroc, hard_mask, write_csv
 from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
@@ -288,12 +288,13 @@ def write_curves(out, curves):
 
 
 def write_scores(out, dataset, masks):
-    """Beside scores.npy, a file of each candidate set for evaluate.py."""
+    """Beside scores.npy, a file of each candidate set for evaluate.py, with its checksum."""
     seen = dataset.seen
+    checksum = zlib.crc32(np.load(out / "scores.npy", mmap_mode="r"))
     for name, mask in masks.items():
         with common.writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=seen.ravel(), candidates=mask,
-                     pairs=index_pairs(seen))
+                     pairs=index_pairs(seen), scores_crc32=checksum)
 
 
 def write_best(path, model, settings, dataset, rho, metrics):
@@ -385,19 +386,49 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     if writes:
         if save_scores:
             write_scores(out, dataset, measured.masks)
+        elif earlier_best_epoch(out) != metrics["best_epoch"]:
+            remove_scores(out)
+        write_results(out, model, dataset, settings, rho, measured, metrics)
+    return metrics
+
+
+def write_results(out, model, dataset, settings, rho, measured, metrics):
+    """What a finished run leaves. metrics.json goes before and comes last: where it is, all other
+    files are of the same run. OSError names the file, and says that the training is kept."""
+    try:
+        (out / "metrics.json").unlink(missing_ok=True)
         write_predictions(out, dataset, measured.decided)
         write_compositions(out, dataset, measured.decided)
         write_curves(out, measured.curves)
-        save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
+        with common.writing(out / "feasibility.csv") as file:
+            write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
         write_best(out / "best.pt", model, settings, dataset, rho, metrics)
         write_json(out / "metrics.json", metrics)
-    return metrics
+    except OSError as error:
+        raise OSError(f"{error}; the training is kept in {out / 'last.pt'}: --resume writes the "
+                      "rest") from None
+
+
+def earlier_best_epoch(out):
+    """The best epoch of the results in a folder, of which saved scores are; None if it holds
+    none."""
+    try:
+        return json.loads((out / "metrics.json").read_text(encoding="utf-8"))["best_epoch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_scores(out):
+    """Remove what --save-scores left in a folder."""
+    for path in out.glob("scores*.np[yz]"):
+        path.unlink()
 
 
 def remove_results(out):
     """Remove what an earlier run left in its folder: its last.pt is about to be replaced."""
-    for path in [*out.glob("scores*.np[yz]"), *(out / name for name in RESULTS)]:
-        path.unlink(missing_ok=True)
+    remove_scores(out)
+    for name in RESULTS:
+        (out / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -409,14 +440,15 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = common.part_of(out / "scores.npy")
+    path = out / "scores.npy"
+    part = common.part_of(path)
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
-        common.reserve(part, part.stat().st_size)
+        common.reserve(part, part.stat().st_size, path)
         yield scores
         scores.flush()
-        os.replace(part, out / "scores.npy")
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -502,7 +534,10 @@ def has_run(folder):
 
 
 def remove_other_runs(out, seeds, resume):
-    """Remove the runs that would mix with those to come; ValueError where --resume asks to keep."""
+    """Remove the runs that would mix with those to come; ValueError where --resume asks to keep.
+
+    The means of several seeds go, too: those to come may be of more epochs.
+    """
     others = other_runs(out, seeds)
     if resume and others:
         raise ValueError(f"--resume, but {data.some(others)} holds a run that is not one of seeds "
@@ -514,6 +549,8 @@ def remove_other_runs(out, seeds, resume):
         common.clear_parts(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
+    if len(seeds) > 1:
+        (out / "metrics.json").unlink(missing_ok=True)
 
 
 def say_how_spread(dataset, settings, seeds, device, together):

@@ -2,7 +2,7 @@
 report.json and pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
-    python reproduce.py --dataset shapes --only strong changes --out results/strong
+    python reproduce.py --dataset shapes --only strong changes --out results/shapes
 
 Runs lie in OUT/runs/NAME/seedK: a finished one is used again, an interrupted one goes on, one with
 other settings starts anew. Systems are compared as baselines.MODELS names them, so one added there

@@ -225,11 +225,11 @@ def captured(step):
 
     Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
     """
-    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    # Of this step alone: torch keeps the work space of cuBLAS by stream, and may free it with the
+    # first graph that was captured there.
+    side = torch.cuda.Stream()
     graphs = {}                 # length of a batch -> (graph, the index that it reads)
     warm_up_steps = 0
-    # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
-    mode = "thread_local" if common.processes() > 1 else "global"
 
     def run(index):
         nonlocal warm_up_steps
@@ -245,7 +245,8 @@ def captured(step):
         if len(index) not in graphs:
             graph = torch.cuda.CUDAGraph()
             static_index = index.clone()
-            with torch.cuda.graph(graph, capture_error_mode=mode):
+            # "thread_local": what other threads ask of CUDA, as nccl's does, does not end a capture
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 step(static_index)
             graphs[len(index)] = (graph, static_index)
         graph, static_index = graphs[len(index)]

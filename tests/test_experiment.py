@@ -630,13 +630,14 @@ def test_runs_of_other_seeds_are_gone_or_refused(toy, tmp_path, capsys):
 
 
 def test_no_room_for_scores_leaves_nothing(toy, tmp_path, monkeypatch, capsys):
-    def full(path, size):
-        raise OSError(28, f"no room for {path}")
+    def full(handle, start, size):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(experiment.common, "reserve", full)
+    monkeypatch.setattr(experiment.common.os, "posix_fallocate", full, raising=False)
     with pytest.raises(SystemExit) as stop:
         run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
-    assert stop.value.code == 2 and "no room" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and f"no room for {tmp_path / 'run' / 'scores.npy'}," in error
     assert not list((tmp_path / "run").glob("*scores*"))
     assert list((tmp_path / "run").glob("last.pt"))  # the training is not lost
     monkeypatch.undo()
@@ -745,7 +746,39 @@ def test_a_batch_log_gets_an_epoch_a_minute(capsys, monkeypatch, terminal, lines
     assert capsys.readouterr().err.count("epoch 1/10  loss 0.5000  ") == lines
 
 
-@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "metrics.json"])
+def test_scores_and_means_of_an_earlier_state_are_gone(toy, tmp_path, monkeypatch):
+    """Scores stay as long as they are of the same best epoch; means go before the first seed."""
+    options = ("--dataset", toy, "--out", tmp_path / "run")
+    out = run(*options, "--save-scores")
+    run(*options, "--resume")
+    assert (out / "scores.npy").exists()
+    metrics = json.loads((out / "metrics.json").read_text())
+    (out / "metrics.json").write_text(json.dumps(metrics | dict(best_epoch=9)))
+    run(*options, "--resume")
+    assert not list(out.glob("scores*"))
+    run(*options, "--seed", "0", "1")
+    monkeypatch.setattr(experiment, "train_model", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(*options, "--seed", "0", "1")
+    assert not (out / "metrics.json").exists()
+
+
+def test_a_flipped_bit_of_scores_is_found(toy, tmp_path):
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
+    evaluate.load([out / "scores_open.npz"])
+    path = out / "scores.npy"
+    whole = path.read_bytes()
+    for place in (200, len(whole) - 1):
+        broken = bytearray(whole)
+        broken[place] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="scores.npy is damaged"):
+            evaluate.load([out / "scores_open.npz"])
+    evaluate.load([out / "scores_open.npz", path])  # scores that are named may be any
+
+
+@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "compositions.csv", "curves.npz",
+                                  "feasibility.csv", "best.pt", "metrics.json"])
 def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys, name):
     """Half a file fits: the error names it, nothing of it is left, and --resume makes the rest."""
     whole = run("--dataset", toy, "--out", tmp_path / "whole")
@@ -764,6 +797,8 @@ def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys,
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1
     assert f"cannot write {out / name}: No space left on device" in error
+    assert name == "last.pt" or f"the training is kept in {out / 'last.pt'}: --resume" in error
+    assert not (out / "metrics.json").exists()
     assert not (out / name).exists() and not list(out.glob("*.part")) + list(out.glob(".*.part"))
     run("--dataset", toy, "--out", out, "--resume")
     for file in ("predictions.csv", "feasibility.csv", "metrics.json"):

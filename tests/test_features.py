@@ -1,6 +1,7 @@
 """Tests of features.py: torchvision's crops and features (golden files), broken files, the cache,
 weights, devices."""
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -249,19 +250,37 @@ def test_download_is_checked_and_kept(hub, weights, monkeypatch):
         )
 
 
-def test_a_server_of_weights_that_hangs_times_out(hub, monkeypatch):
-    """It takes the connection and never answers."""
+@pytest.mark.parametrize("answer", [
+    b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nPK\x03\x04"], ids=["none", "begun"])
+def test_a_server_of_weights_that_hangs_times_out(answer, hub, tmp_path, monkeypatch, capsys):
+    """It takes the connection and says nothing, or not all; the script ends in one line."""
     cache, _, _ = hub
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
+    dataset = make_dataset(tmp_path / "mine", 3)
+    rows = [f"{dataset.images[phase][0]},red,shoe,{phase}" for phase in data.PHASES]
+    (tmp_path / "mine/images.csv").write_text("\n".join(["image,state,object,split", *rows]))
+    connections = []
+
+    def hang(server):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                connections.append(server.accept()[0])
+                connections[-1].sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=hang, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
         monkeypatch.setattr(features, "WEIGHTS_URL", f"http://127.0.0.1:{port}/net-01234567.pth")
         monkeypatch.setattr(features.download.fetch, "__kwdefaults__",
                             features.download.fetch.__kwdefaults__ | dict(timeout=0.2, wait=0))
         started = time.monotonic()
-        with pytest.raises(OSError, match=r"timed out.*put it at .*--weights FILE"):
-            features.load_backbone()
-    assert time.monotonic() - started < 5
-    assert not list(cache.glob("*"))
+        with pytest.raises(SystemExit) as end:
+            features.main([str(tmp_path / "mine"), "--device", "cpu"])
+        server.shutdown(socket.SHUT_RDWR)
+    assert time.monotonic() - started < 5 and connections
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: .*timed out.*put it at .*--weights FILE\n", error)
+    assert not list(cache.glob("[!.]*"))  # but what has come is kept, hidden
 
 
 def test_weights_that_are_none(tmp_path):
