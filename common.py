@@ -332,8 +332,12 @@ def take_lock(handle):
 
 # ---- several processes ----
 #
-# `torchrun` starts them and tells each its number and theirs in the environment. Without it there
-# is one process, all of this does nothing, and torch.distributed is not imported.
+# `torchrun` starts the same script several times and tells each process its number and theirs in
+# the environment. All run the same lines and choose their part by `rank()`: `share` divides rows,
+# `spread` and `take_turns` divide trainings, inside `alone()` a process works as if it were the
+# only one. They meet at `gather`: whoever reaches it waits for all others, so all must reach it.
+# Without torchrun there is one process, all of this does nothing, and torch.distributed is not
+# imported.
 
 
 def rank():
@@ -382,7 +386,8 @@ def group():
 
 
 def gather(value):
-    """What each process gave, a list in order of rank. All wait for the last one."""
+    """What each process gave, a list in order of rank. All wait for the last one, and often that is
+    what it is called for."""
     if processes() == 1:
         return [value]
     values = [None for _ in range(processes())]
@@ -401,7 +406,7 @@ def spread(items, work):
     for start in range(0, len(items), processes()):
         begun = items[start:start + processes()]
         result = None
-        if rank() < len(begun):
+        if rank() < len(begun):  # in the last round there may be fewer items than processes
             item = begun[rank()]
             with alone():
                 result = work(item)
@@ -411,37 +416,38 @@ def spread(items, work):
 def tally():
     """A function `add(count)` that adds to one sum of all processes and returns it.
 
-    All must call `tally` at the same place; to add, none waits for another. The function counts
-    for all inside `alone()`, too.
+    All must call `tally` at the same place. To add, none waits for another, and the function adds
+    to the same sum inside `alone()`.
     """
-    if processes() > 1:
-        name = gather(secrets.token_hex(8))[0]  # of the sum, in the store that torchrun gave them
-        with group() as distributed:
-            store = distributed.distributed_c10d._get_default_store()
+    if processes() == 1:
+        total = 0
 
-        def add_for_all(count):
-            with group():
-                return store.add(name, count)
+        def add(count):
+            nonlocal total
+            total += count
+            return total
 
-        return add_for_all
-    total = 0
+        return add
+    name = gather(secrets.token_hex(8))[0]
+    with group() as distributed:
+        # Numbers by name, which torchrun keeps for all; torch has no public way to it.
+        store = distributed.distributed_c10d._get_default_store()
 
-    def add(count):
-        nonlocal total
-        total += count
-        return total
+    def add_for_all(count):
+        with group():
+            return store.add(name, count)
 
-    return add
+    return add_for_all
 
 
 def take_turns(count):
     """Yield numbers below `count`, ascending; of several processes each number goes to the first
     that is free. All must begin at the same place."""
-    begin = tally()
-    number = begin(1) - 1
+    take = tally()
+    number = take(1) - 1
     while number < count:
         yield number
-        number = begin(1) - 1
+        number = take(1) - 1
 
 
 def check_shared(folder):
@@ -539,7 +545,7 @@ def command(main):
             except KeyboardInterrupt as interrupt:
                 text = str(interrupt) or "interrupted"
                 if processes() > 1 and received == [signal.SIGTERM]:
-                    text = f"torchrun ended all, as when one process has ended; {text}"
+                    text = f"torchrun has ended all, as it does when one process fails; {text}"
                 if rank() == 0:
                     say(f"\n{text}")
                 status = 128 + received[0] if received else 130

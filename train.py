@@ -185,18 +185,21 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     processes = common.processes()
     rank = common.rank()
 
+    def loss_of(index):
+        """The mean loss of a batch; of several processes, this one's part of it."""
+        if processes == 1:
+            return model.loss(features[index], targets[index])
+        # The mean over a batch is the sum of the means over its parts, each times its share of the
+        # images; and so is its gradient.
+        part = index[rank::processes]
+        share = len(part) / len(index)
+        if not share:
+            part = index[:1]  # without an image of its own it still goes through the step with all
+        return model.loss(features[part], targets[part]) * share
+
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        taken = index
-        if processes > 1:
-            taken = index[rank::processes]
-            share = len(taken) / len(index)
-            if not share:
-                # Without an image it goes through the step with another's, at the weight 0.
-                taken = index[:1]
-        loss = model.loss(features[taken], targets[taken])
-        if processes > 1:
-            loss = loss * share  # the sum over the processes is the mean over the batch
+        loss = loss_of(index)
         loss.backward()
         if processes > 1:
             add_up_gradients(parameters)

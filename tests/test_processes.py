@@ -136,6 +136,25 @@ def test_orders_are_those_of_one_process_and_other_draws_differ(monkeypatch):
     assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
 
 
+def test_who_is_ended_by_torchrun_says_so(monkeypatch, capsys):
+    """As where seeds are spread and one process is killed: the others know nothing of it."""
+
+    @common.command
+    def main(argv=None):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 143
+    assert "torchrun has ended all" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("part", ["one_model", "turns", "progress", "unshared"])
 def test_parts_of_two_processes(done, part):
     """One model trained together is one process's to 1e-10 in float64; seeds and turns are done
