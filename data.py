@@ -1,6 +1,7 @@
 """Compositions, splits and images of a dataset.
 
-    python data.py DATASET|FOLDER                 # says what is there, and what is wrong
+    python data.py DATASET|FOLDER                 # says what is there and what is wrong, decodes
+                                                  # each photo that has no features yet
     python data.py FOLDER --make-split            # own photos in folders -> images.csv with a split
 
 A folder has the layout that this field's repositories share
@@ -22,6 +23,7 @@ import unicodedata
 import warnings
 import zipfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -45,6 +47,7 @@ SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing":
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
 DIRECTORY = 0x10  # in the attributes of an archive's entry
+DECODERS = 8  # threads: more of them are slower again, see features.py
 
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
@@ -698,18 +701,61 @@ def not_finite(stored, file, images):
 
 
 def unreadable_images(dataset):
-    """{image: why} of the photos that Pillow does not open, of images that features come from."""
+    """{image: why} of the photos that cannot be read, of the images that features come from.
+
+    Each is decoded, as for its features: a truncated one opens well. Those with features in the
+    cache of an extraction have been, unless they changed since.
+    """
     files = feature_files(dataset.folder)
     if files and not is_cache(files[0]):
         return {}
-    unreadable = {}
+    have_been = decoded_images(dataset, files[0]) if files else set()
+    paths = {}
     for phase in PHASES:
         for image in dataset.images[phase]:
             path = dataset.path(image)
-            why = no_photo(path) if path.exists() else None
-            if why:
-                unreadable[image] = why
+            if image not in have_been and path.exists():
+                paths[image] = path
+    return no_photos(paths)
+
+
+def no_photos(paths):
+    """{name: why} of the files {name: path} that cannot be read as photos; progress on stderr."""
+    register_plugins()
+    unreadable = {}
+    pool = ThreadPoolExecutor(DECODERS)
+    try:
+        with (warnings.catch_warnings(),
+              common.Progress("decoding", len(paths), "images") as progress):
+            warnings.simplefilter("ignore")  # of large photos, which are read all the same
+            for name, why in zip(paths, pool.map(no_photo, paths.values())):
+                if why:
+                    unreadable[name] = why
+                progress.update()
+    finally:  # Ctrl-C does not wait for the rest
+        pool.shutdown(cancel_futures=True)
     return unreadable
+
+
+def decoded_images(dataset, cache):
+    """The images with features in a cache that are as they were when these were made."""
+    try:
+        stored = read_features(cache)
+    except (ValueError, OSError):  # `missing_files` says so
+        return set()
+    decoded = set()
+    for image, its_stamp in zip(stored["files"], np.asarray(stored["stamps"]).tolist()):
+        if stamp(dataset.path(image)) == tuple(its_stamp):
+            decoded.add(image)
+    return decoded
+
+
+def stamp(path):
+    """(size, time of change in ns) of a file, None where there is no file."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def missing(images, found, where):
@@ -721,22 +767,49 @@ def missing(images, found, where):
 
 
 def no_photo(path):
-    """Why Pillow does not open a file as a photo, None if it does. Its pixels are not read."""
+    """Why a file cannot be read as a photo, None if it can. It is decoded to its end."""
     if not path.is_file():
         return "no plain file"
-    register_plugins()
     try:
-        with warnings.catch_warnings():  # of large photos, which are read all the same
-            warnings.simplefilter("ignore")
-            with Image.open(path) as image:
-                limit = Image.MAX_IMAGE_PIXELS
-                return too_many_pixels(image.size, limit and 2 * limit)
-    except UnidentifiedImageError:
-        return not_an_image(path)
-    except Image.DecompressionBombError as error:
-        return f"{error}; --max-pixels N lifts the limit"
+        with Image.open(path) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            problem = too_many_pixels(image.size, limit and 2 * limit)
+            if problem:
+                return problem
+            image.draft("RGB", (256, 256))  # of a JPEG, at a fraction of its size: faster
+            rgb(image)
     except Exception as error:  # decoders of broken files raise all sorts
-        return reason(error)
+        return unreadable_because(path, error)
+    return None
+
+
+def rgb(image):
+    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
+
+    PIL alone would make white and black of these. ValueError: floats that are neither in [0, 1]
+    nor up to 255.
+    """
+    if image.mode.startswith("I"):
+        values = np.asarray(image) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.asarray(image)
+        low = values.min()
+        high = values.max()
+        if not high <= 255 or not np.isfinite(low):
+            raise ValueError(f"floats from {low:g} to {high:g}, expected [0, 1] or [0, 255]")
+        if 0 <= low and high <= 1:
+            image = Image.fromarray((255 * values).round().astype(np.uint8))
+    return image.convert("RGB")
+
+
+def unreadable_because(path, error):
+    """What to say of a file whose reading as a photo raised an exception."""
+    if isinstance(error, UnidentifiedImageError):
+        return not_an_image(path)
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error}; --max-pixels N lifts the limit"
+    return str(error) or repr(error)
 
 
 def too_many_pixels(size, limit):
@@ -1281,6 +1354,9 @@ def main(argv=None):
             listed = [f"{image} ({why})" for image, why in unreadable.items()]
             dataset.notes.append(f"{count(len(listed), 'image')} that cannot be read, which "
                                  f"--skip-broken leaves out: {some(listed)}")
+            for phase in PHASES:
+                if dataset.images[phase] and unreadable.keys() >= set(dataset.images[phase]):
+                    problems.append(f"no image of the set {phase!r} can be read")
     report(dataset, problems)
     if problems:
         return 1
