@@ -67,9 +67,12 @@ class CompCos(nn.Module):
         """
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
-        states = weights_of_first(weights, "states")
-        objects = weights_of_first(weights, "objects")
         try:
+            states = weights_of_first(weights, "states")
+            objects = weights_of_first(weights, "objects")
+            names = (checkpoint["states"], checkpoint["objects"])
+            if (len(states), len(objects)) != tuple(map(len, names)):
+                raise TypeError("they are of other states or objects")
             model = build(states, objects, checkpoint["config"])
             if weights_of_first(weights, "prior") is not None:
                 model.set_prior(torch.zeros(len(states), len(objects)))

@@ -38,8 +38,9 @@ from train import check_model, chunks, fit, index_pairs, load_file, selection, s
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
            "feasibility.csv")
-BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named",
-        "feasibility", "closed", "threshold", "bias")
+BEST = dict(model=str, config=dict, weights=dict, settings=dict, states=list, objects=list,
+            seen=torch.Tensor, named=torch.Tensor, feasibility=torch.Tensor, closed=torch.Tensor,
+            threshold=float, bias=dict)  # what best.pt holds
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
@@ -328,6 +329,21 @@ def write_json(path, value):
         json.dump(plain(value), file, indent=1)
 
 
+def read_json(path):
+    """The dictionary in a JSON file. ValueError names a file that holds none."""
+    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
+        raise ValueError(f"{path} is no plain file: remove it")
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
+                         "anew") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
+                         "and its run is made anew")
+    return held
+
+
 def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
@@ -413,8 +429,8 @@ def earlier_best_epoch(out):
     """The best epoch of the results in a folder, of which saved scores are; None if it holds
     none."""
     try:
-        return json.loads((out / "metrics.json").read_text(encoding="utf-8"))["best_epoch"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(out / "metrics.json").get("best_epoch")
+    except (OSError, ValueError):
         return None
 
 
@@ -649,6 +665,14 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
+    count = len(contents["states"]) * len(contents["objects"])
+    for name in ("seen", "named", "feasibility", "closed"):
+        if contents[name].numel() != count:
+            raise ValueError(f"{path} is damaged: {name} of {contents[name].numel()} compositions, "
+                             f"expected {count}")
+    for candidates in CANDIDATE_SETS:
+        if not isinstance(contents["bias"].get(candidates), float):
+            raise ValueError(f"{path} is damaged: no bias for {candidates}")
     return contents
 
 

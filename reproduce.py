@@ -39,6 +39,7 @@ from PIL import Image, ImageDraw, ImageFont
 import baselines
 import compcos
 import experiment
+from experiment import read_json
 from feasibility import agreement, hard_mask, median_mask, ranked
 from train import sweep
 
@@ -318,19 +319,6 @@ def hardware():
     if torch.cuda.is_available():
         name += f", {torch.cuda.get_device_name()}"
     return name
-
-
-def read_json(path):
-    """The dictionary in a JSON file. ValueError names a file that holds none."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
-                         "anew") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
-                         "and its run is made anew")
-    return held
 
 
 # ---- computing ----

@@ -47,6 +47,9 @@ import common
 import data
 from evaluate import BiasSweep
 
+LAST = dict(settings=dict, model=dict, optimizer=dict, epoch=int, best=dict, history=list,
+            average=list, average_steps=int, threads=int)  # what last.pt holds
+LOG = ("epoch", "loss", "validation", "seconds")  # of an epoch, in its history and in log.csv
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, whatever N
 WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
@@ -389,8 +392,11 @@ class Run:
             torch._foreach_copy_(self.average.average, averaged)
         self.epoch = state["epoch"]
         self.best_epoch = state["best"]["epoch"]
-        self.best_value = state["best"]["value"]
+        self.best_value = float(state["best"]["value"])
         self.best = [tensor.to(device) for tensor in state["best"]["model"].values()]
+        for row in state["history"]:
+            if not all(isinstance(row[name], (int, float)) for name in LOG):
+                raise TypeError(f"an epoch's history of {row}")
         self.history = state["history"]
         self.snapshot = self.copy()
         self.model.after_epoch(self.epoch)
@@ -579,7 +585,7 @@ def write_log(out, history):
     """
     try:
         with common.writing(out / "log.csv") as file:
-            writer = csv.DictWriter(file, history[0])
+            writer = csv.DictWriter(file, LOG)
             writer.writeheader()
             writer.writerows(history)
     except OSError as error:
@@ -589,7 +595,7 @@ def write_log(out, history):
 def continue_run(run, state, out):
     """Let a run begin where `state`, read from last.pt, ended; log.csv is made anew from its
     history."""
-    threads = state.get("threads")
+    threads = state["threads"]
     if threads != torch.get_num_threads():
         warnings.warn(f"{out / 'last.pt'} was made with {threads} threads, and this process has "
                       f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
@@ -597,7 +603,7 @@ def continue_run(run, state, out):
                       stacklevel=2)
     try:
         run.go_on(state, run.model.states.device)
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
                          f"{why}): leave --resume out, or give another --out") from None
@@ -611,16 +617,16 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
-    keys = ("settings", "model", "optimizer", "epoch", "best", "history", "average")
-    state = load_file(path, keys)
+    state = load_file(path, LAST)
     differ = []
-    for key in sorted(state["settings"].keys() | settings.keys()):
+    for key in sorted(state["settings"].keys() | settings.keys(), key=str):
         there = state["settings"].get(key)
         here = settings.get(key)
-        if key not in ("epochs", "device") and there != here:
+        is_same = not torch.is_tensor(there) and there == here
+        if key not in ("epochs", "device") and not is_same:
             differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
-        raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options "
+        raise ValueError(f"{path} is of another run ({data.some(differ)}): give the same options "
                          "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
         raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
@@ -628,20 +634,23 @@ def load_last(out, settings, epochs):
     return state
 
 
-def load_file(path, keys):
-    """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of
-    `keys`."""
+def load_file(path, kinds):
+    """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
+    types `kinds`, name -> type."""
     data.check_archive(path)
     try:
         contents = torch.load(path, weights_only=True, map_location="cpu")
-    except OSError:
-        raise
     except Exception as error:  # of zip, pickle and the weights-only loader
+        data.raise_if_unread(error)
         raise ValueError(f"{path} is no checkpoint ({data.reason(error)})") from None
-    if not isinstance(contents, dict) or not set(keys) <= contents.keys():
+    if not isinstance(contents, dict) or not kinds.keys() <= contents.keys():
         raise ValueError(f"{path} is no such checkpoint of this project: it needs "
-                         f"{', '.join(keys)} (for published "
+                         f"{', '.join(kinds)} (for published "
                          "files: compcos.load_published)")
+    for name, kind in kinds.items():
+        if not isinstance(contents[name], kind):
+            raise ValueError(f"{path} is no such checkpoint of this project: its {name} is a "
+                             f"{type(contents[name]).__name__}, expected a {kind.__name__}")
     return contents
 
 

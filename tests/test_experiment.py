@@ -584,7 +584,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
     path = tmp_path / "small.pt"
     torch.save({"weights": torch.arange(40.0), "seen": torch.ones(9, dtype=torch.bool)}, path)
     whole = path.read_bytes()
-    good = str(train.load_file(path, ()))
+    good = str(train.load_file(path, {}))
     refused = 0
     for place in range(whole.index(b"PK\x01\x02"), len(whole)):
         for bit in (4, 7):
@@ -592,7 +592,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
             broken[place] ^= 1 << bit
             path.write_bytes(broken)
             try:
-                assert str(train.load_file(path, ())) == good, (place, bit)
+                assert str(train.load_file(path, {})) == good, (place, bit)
             except ValueError as error:
                 refused += 1
                 assert "small.pt" in str(error) and "weights_only" not in str(error)
@@ -702,7 +702,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
             data.check_archive(path)
             with np.load(path) as archive:
                 return {name: archive[name].tobytes() for name in archive}
-        held = train.load_file(path, ())
+        held = train.load_file(path, {})
         weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}
         return {**held, "weights": weights, "feasibility": held["feasibility"].tolist(),
                 "seen": held["seen"].tolist(), "named": held["named"].tolist(),
