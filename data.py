@@ -43,9 +43,11 @@ METADATA_KEYS = "image", "attr", "obj", "set"
 FEATURES = "features.npz", "resnet18_featurers.t7"
 
 # What people call the sets (in any case) and the columns of images.csv.
-SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing": "test",
+SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "val",
+            "testing": "test",
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+SAVED_STARTS = b"PK", b"\x80"  # of files that torch.save wrote, of now and of old
 DIRECTORY = 0x10  # in the attributes of an archive's entry
 DECODERS = 8  # threads: more of them are slower again, see features.py
 
@@ -296,6 +298,9 @@ def find_metadata(folder, notes):
         problems = []
         if file.name not in FEATURES and read_metadata(file, problems) and not problems:
             lists.append(file)
+    if len(lists) > 1:
+        found = some(file.name for file in lists)
+        notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
     if len(lists) != 1:
         return published
     notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
@@ -342,7 +347,7 @@ def parse_pair(line):
 
 
 def read_text(file, problems):
-    """A text file, empty with a problem where it is missing, empty or no UTF-8."""
+    """A text file, empty with a problem where it is missing, empty, no UTF-8 or damaged."""
     if not file.exists():
         problems.append(f"{file.name} is missing")
         return ""
@@ -356,9 +361,15 @@ def read_text(file, problems):
         return ""
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # UTF-16 of plain letters decodes, with zeros between them
+    zeros = text.count("\0")
+    if zeros > len(text) / 4:  # UTF-16 of plain letters decodes, with zeros between them
         kind = "CSV UTF-8" if file.suffix == ".csv" else "UTF-8"
         problems.append(f"{file.name} is not in UTF-8: save as {kind}")
+        return ""
+    if zeros:
+        line = text[:text.index("\0")].count("\n") + 1
+        problems.append(f"{file.name} is damaged: {count(zeros, 'zero byte')}, the first in line "
+                        f"{line}, expected text; restore that line, or save the file anew")
         return ""
     if not text.strip():
         problems.append(f"{file.name} is empty")
@@ -675,11 +686,12 @@ def missing_files(dataset, features=None):
     if files:  # the first there is decides
         try:
             stored = read_features(files[0], images)
+            problems += not_finite(stored, files[0], set(images))
         except (ValueError, OSError) as error:
             problems.append(str(error))
+            if features:
+                return problems
     rows = set(stored.get("files", ()))
-    if stored:
-        problems += not_finite(stored, files[0], set(images))
     if features:
         return problems + missing(images, rows, f"not found in {features}")
     if stored and ("stamps" not in stored or not there):
@@ -859,13 +871,25 @@ def feature_files(folder):
 
 def is_cache(path):
     """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz" or not path.is_file():
-        return False
+    return path.is_file() and "stamps.npy" in archive_names(path)
+
+
+def archive_names(path):
+    """The names in a zip archive (.npz, torch.save); none of what is no such archive, or damaged.
+    """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return "stamps" in stored.files
-    except Exception:  # of NumPy and zip; reading it says what is wrong
-        return False
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except Exception:  # zip and struct raise many types; reading the file says what is wrong
+        return []
+
+
+def is_numpy_archive(path):
+    """Whether a file is, or is meant as, one of `np.savez` and not of `torch.save`."""
+    names = archive_names(path)
+    if names:
+        return any(name.endswith(".npy") for name in names)
+    return Path(path).suffix == ".npz"
 
 
 def load_tensors(path):
@@ -875,6 +899,10 @@ def load_tensors(path):
     something else, or is damaged.
     """
     check_archive(path)
+    with open(path, "rb") as file:
+        start = file.read(12)
+    if start and not start.startswith(SAVED_STARTS):
+        raise ValueError(f"{path}: no tensors by torch.save, it begins {start!r}")
     array = np.zeros(0).__reduce__()[0]
     scalar = np.float32(0).__reduce__()[0]
     kinds = "?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "U", "S"
@@ -932,11 +960,12 @@ def reason(error):
 def read_features(path, wanted=()):
     """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N, F).
 
+    Whatever the name's ending, the content decides which of the two it is.
     wanted: names of images; a leading folder that only the file writes (`images/`, an absolute
     path) is then removed from its names. ValueError says what is not as expected.
     """
-    if Path(path).suffix == ".npz":
-        check_archive(path)
+    check_archive(path)
+    if is_numpy_archive(path):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 stored = dict(archive)

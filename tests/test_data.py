@@ -817,6 +817,14 @@ def test_other_encodings_say_what_to_save_as(tmp_path, encoding):
         data.load(tmp_path)
 
 
+def test_a_zero_byte_is_damage_with_its_line(tmp_path):
+    text = "image,state,object,split\n" + 9 * "a.jpg,wet,dog,train\n"
+    (tmp_path / "images.csv").write_text(text.replace("train", "tr\0ain", 1))
+    problems = []
+    assert data.read_csv(tmp_path / "images.csv", problems) == []
+    assert "images.csv is damaged: 1 zero byte, the first in line 2, " in problems[0]
+
+
 def test_numpy_texts_and_numbers_in_metadata(tmp_path):
     folder = publish(tmp_path / "x")
     lists = {phase: [pair.replace("old", "7") for pair in pairs] for phase, pairs in LISTS.items()}
@@ -849,6 +857,36 @@ def test_the_only_list_is_the_metadata_under_any_name(tmp_path):
     torch.save([dict(zip(data.METADATA_KEYS, ROWS[0]))], folder / "second.t7")
     with pytest.raises(ValueError, match=f"{data.METADATA} is missing"):
         data.load(folder)
+
+
+def test_two_lists_that_may_be_the_metadata_are_named(tmp_path):
+    folder = publish(tmp_path / "x")
+    content = (folder / data.METADATA).read_bytes()
+    (folder / data.METADATA).rename(folder / "a.t7")
+    (folder / "b.t7").write_bytes(content)
+    dataset, problems = data.read(folder)
+    assert f"the metadata may be a.t7, b.t7: give that one the name {data.METADATA}" in dataset.notes
+    assert "is missing" in problems[0]
+
+
+def test_content_decides_how_a_feature_file_is_read(tmp_path):
+    table = np.arange(6.0).reshape(2, 3)
+    np.savez(tmp_path / "a.npz", files=["a.png", "b.png"], features=table)
+    (tmp_path / "a.npz").rename(tmp_path / "numpy.pt")
+    torch.save({"files": ["a.png", "b.png"], "features": torch.tensor(table)}, tmp_path / "t.npz")
+    for name in ("numpy.pt", "t.npz"):
+        assert (data.read_features(tmp_path / name)["features"] == table).all()
+        assert not data.is_cache(tmp_path / name)
+    (tmp_path / "text.t7").write_text("hello")
+    with pytest.raises(ValueError, match="no tensors by torch.save, it begins b'hello'"):
+        data.read_features(tmp_path / "text.t7")
+
+
+def test_a_feature_file_that_cannot_be_read_is_one_problem(tmp_path):
+    folder = publish(tmp_path / "x", photos=False)
+    np.savez(folder / "clip.npz", files=["1.jpg"], features=np.zeros((1, 0)))
+    problems = data.missing_files(data.load(folder), folder / "clip.npz")
+    assert len(problems) == 1 and "features of 0 numbers" in problems[0]
 
 
 def test_photos_that_no_row_names_are_listed(tmp_path, capsys):
