@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as nnf
 
 import data
 import experiment
@@ -155,7 +155,7 @@ class LabelEmbedPlus(Compared):
         images = self.images(features)
         truth = self.embed(target)
         other = self.embed(negatives[:, 0])
-        return F.triplet_margin_loss(images, truth, other, margin=self.config["margin"])
+        return nnf.triplet_margin_loss(images, truth, other, margin=self.config["margin"])
 
     def compositions(self):
         """All embeddings (C,D) and their squared norms (C,)."""
@@ -163,8 +163,8 @@ class LabelEmbedPlus(Compared):
         first = self.compose[0]
         rest = self.compose[1:]
         of_states, of_objects = first.weight.chunk(2, 1)
-        state_half = F.linear(self.states, of_states)                  # (S,2D)
-        object_half = F.linear(self.objects, of_objects, first.bias)   # (O,2D)
+        state_half = nnf.linear(self.states, of_states)                  # (S,2D)
+        object_half = nnf.linear(self.objects, of_objects, first.bias)   # (O,2D)
         return with_squared_norms(rest(state_half[:, None] + object_half))
 
     def score(self, features, compositions):
@@ -211,6 +211,7 @@ class AttributesAsOperators(Compared):
         """
         number = self.number[object_]
         other = draw_other(number, self.place[state, object_])
+        # With one state alone `other` is 1, past the end, so the second draw gives 0: the state.
         return self.states_with[object_, draw_other(number, other)]
 
     def loss(self, features, target, negatives=None, third=None):
@@ -234,10 +235,10 @@ class AttributesAsOperators(Compared):
         truth = operate(first, word)             # (B,D), the composition's embedding
         other = operate(self.operators[other_state], self.objects[other_object])
 
-        triplet = F.triplet_margin_loss(self.images(features), truth, other,
+        triplet = nnf.triplet_margin_loss(self.images(features), truth, other,
                                         margin=self.config["margin"])
-        auxiliary = F.cross_entropy(self.to_state(truth), state)
-        auxiliary = auxiliary + F.cross_entropy(self.to_object(truth), object_)
+        auxiliary = nnf.cross_entropy(self.to_state(truth), state)
+        auxiliary = auxiliary + nnf.cross_entropy(self.to_object(truth), object_)
         swapped = operate(first, operate(second, word)) - operate(second, truth)
         commutative = swapped.square().sum(1).mean()
         return (triplet
@@ -284,13 +285,13 @@ class Transform(nn.Module):
         first = self.combine[0]
         of_states = first.weight[:, states.shape[1]:]
         factors = 1 + self.attention(states).sigmoid()
-        summands = F.linear(states, of_states, first.bias)
+        summands = nnf.linear(states, of_states, first.bias)
         return factors, summands
 
     def forward(self, images, factors, summands):
         """Images (...,D) under conditions that broadcast with them -> (...,D)."""
         of_images = self.combine[0].weight[:, :images.shape[-1]]
-        hidden = F.linear(images * factors, of_images).add_(summands)
+        hidden = nnf.linear(images * factors, of_images).add_(summands)
         return self.combine[1:](hidden)
 
     def under(self, images, conditions, state):
@@ -335,8 +336,8 @@ class SymNet(Compared):
         without the image's own.
         """
         detached = self.to_state(minus_a)
-        read = F.cross_entropy(self.to_state(v), a)
-        return read + F.cross_entropy(detached.sum(0) - detached, a)
+        read = nnf.cross_entropy(self.to_state(v), a)
+        return read + nnf.cross_entropy(detached.sum(0) - detached, a)
 
     def loss(self, features, target, negatives=None):
         """The five weighted sums of SymNet: state, object, triplet, symmetry, axiom.
@@ -363,23 +364,24 @@ class SymNet(Compared):
         plus_b = plus(v, b)
         minus_b = minus(v, b)
 
-        state = self.state_loss(v, minus_a, a) + F.cross_entropy(self.moving(v, attach, detach), a)
+        state = self.state_loss(v, minus_a, a)
+        state = state + nnf.cross_entropy(self.moving(v, attach, detach), a)
 
         # The object stays what it is, whatever happens to the state.
-        object_loss = (F.cross_entropy(self.to_object(v), object_)
-                       + F.cross_entropy(self.to_object(minus_a), object_)
-                       + F.cross_entropy(self.to_object(plus_b), object_))
+        object_loss = (nnf.cross_entropy(self.to_object(v), object_)
+                       + nnf.cross_entropy(self.to_object(minus_a), object_)
+                       + nnf.cross_entropy(self.to_object(plus_b), object_))
 
         # The image is nearer to what should leave it as it is than to what should change it.
-        triplet = F.triplet_margin_loss(v, plus_a, minus_a)
-        triplet = triplet + F.triplet_margin_loss(v, minus_b, plus_b)
-        symmetry = F.mse_loss(plus_a, v) + F.mse_loss(minus_b, v)
+        triplet = nnf.triplet_margin_loss(v, plus_a, minus_a)
+        triplet = triplet + nnf.triplet_margin_loss(v, minus_b, plus_b)
+        symmetry = nnf.mse_loss(plus_a, v) + nnf.mse_loss(minus_b, v)
 
         # Closure: (v + A) - A = v - A, (v - B) + B = v + B. Inverses: (v - A) + A = v, and so on.
-        closure = F.mse_loss(minus(plus_a, a), minus_a) + F.mse_loss(plus(minus_b, b), plus_b)
-        inverse = F.mse_loss(plus(minus_a, a), v) + F.mse_loss(minus(plus_b, b), v)
+        closure = nnf.mse_loss(minus(plus_a, a), minus_a) + nnf.mse_loss(plus(minus_b, b), plus_b)
+        inverse = nnf.mse_loss(plus(minus_a, a), v) + nnf.mse_loss(minus(plus_b, b), v)
         # Commutativity, as published with A and B crossed: (v + A) - B = (v - B) - A.
-        commutative = F.mse_loss(minus(plus_a, b), minus(minus_b, a))
+        commutative = nnf.mse_loss(minus(plus_a, b), minus(minus_b, a))
         axiom = closure + inverse + commutative
 
         return (self.config["state"] * state
@@ -509,8 +511,8 @@ class TMN(Compared):
     def hidden(self):
         """W1 [e_s; e_o] of every composition (C,rank): a state's half plus an object's half."""
         of_states, of_objects = self.gater.weight.chunk(2, 1)
-        state_half = F.linear(self.states, of_states)
-        object_half = F.linear(self.objects, of_objects)
+        state_half = nnf.linear(self.states, of_states)
+        object_half = nnf.linear(self.objects, of_objects)
         return (state_half[:, None] + object_half).flatten(0, 1)
 
     def gated(self, hidden, mean, variance, rows=None):
@@ -653,7 +655,7 @@ def mix(gates, places, outputs):
     gates (P,J,K) at places (R,), times outputs (R,K,w), or (B,K,w) where all rows of an image
     share theirs.
     """
-    chosen = F.embedding(places, gates.flatten(1))                # (R,J*K)
+    chosen = nnf.embedding(places, gates.flatten(1))                # (R,J*K)
     chosen = chosen.view(len(outputs), -1, gates.shape[2])        # (R,J,K), or (B,R/B*J,K)
     return (chosen @ outputs).view(len(places), gates.shape[1], -1)
 
@@ -679,8 +681,8 @@ class Apart(Compared):
         features = self.standardise(features)
         state = target // len(self.objects)
         object_ = target % len(self.objects)
-        return (F.cross_entropy(self.to_state(features), state)
-                + F.cross_entropy(self.to_object(features), object_))
+        return (nnf.cross_entropy(self.to_state(features), state)
+                + nnf.cross_entropy(self.to_object(features), object_))
 
     def score(self, features, compositions=None):
         """(B,F) -> (B,S,O): log softmax(states)_s + log softmax(objects)_o."""
@@ -727,12 +729,12 @@ MODELS = dict(leplus=LabelEmbedPlus, aop=AttributesAsOperators, tmn=TMN, symnet=
 TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, vectors=["glove"])
 # The built-in dataset, for minutes on a CPU instead of hours.
 BUILT_IN = dict(batch_size=128, lr=1e-3)
-TASKS = TRAINING | dict(epochs=100, batch_size=256, lr=1e-4, gating_lr=1e-6, negatives=600,
-                        width=16, fixed_vectors=False)
-SHOES = TASKS | dict(width=300, fixed_vectors=True, vectors=["word2vec"])
+TMN_PUBLISHED = TRAINING | dict(epochs=100, batch_size=256, lr=1e-4, gating_lr=1e-6, negatives=600,
+                                width=16, fixed_vectors=False)
+TMN_SHOES = TMN_PUBLISHED | dict(width=300, fixed_vectors=True, vectors=["word2vec"])
 # TMN on data of one's own, in minutes on two cores: at the published gating rate it learns nothing
 # in so few steps, and modules of 300 numbers take hours.
-OWN_TASKS = TASKS | dict(epochs=30, batch_size=128, lr=1e-3, gating_lr=1e-3, negatives=50)
+TMN_OWN = TMN_PUBLISHED | dict(epochs=30, batch_size=128, lr=1e-3, gating_lr=1e-3, negatives=50)
 # Large batches, since the statistics of small ones blur a classifier of standardised features.
 # 800 steps, or the least epochs that experiment.py takes; the weight decay by validation.
 APART = TRAINING | dict(epochs=None, steps=800, lr=3e-3, weight_decay=None)
@@ -751,18 +753,19 @@ DEFAULTS = dict(
         shapes=TRAINING | BUILT_IN | dict(epochs=30, object=1.0),
         other=TRAINING | dict(object=1.0)),
     tmn=dict(
-        mitstates=TASKS,
-        utzappos=SHOES,
-        cgqa=SHOES | dict(negatives=50),
-        shapes=SHOES | BUILT_IN | dict(epochs=20, gating_lr=1e-3, width=16, negatives=50),
-        other=OWN_TASKS),
+        mitstates=TMN_PUBLISHED,
+        utzappos=TMN_SHOES,
+        cgqa=TMN_SHOES | dict(negatives=50),
+        shapes=TMN_SHOES | BUILT_IN | dict(epochs=20, gating_lr=1e-3, width=16, negatives=50),
+        other=TMN_OWN),
     apart=dict(other=APART),
 )
 
 
 def defaults(name):
-    """The settings of a model by dataset or "other": its entry in DEFAULTS, else TRAINING."""
-    return DEFAULTS.get(name, dict(other=TRAINING))
+    """The settings of a model by dataset or "other": TRAINING, changed by its entry in DEFAULTS."""
+    own = dict(other={}) | DEFAULTS.get(name, {})
+    return {dataset: TRAINING | settings for dataset, settings in own.items()}
 
 
 @common.command

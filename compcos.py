@@ -11,6 +11,7 @@ import fnmatch
 import glob
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 
@@ -27,6 +28,14 @@ import experiment
 import features as image_features
 import train
 from feasibility import feasibility_scores
+
+
+class Halves(NamedTuple):
+    """φ(s, o) = a_s + b_o of all compositions, without a matrix of them."""
+
+    of_state: torch.Tensor          # a (S, D)
+    of_object: torch.Tensor         # b (O, D)
+    inverse_length: torch.Tensor    # 1 / |a_s + b_o| (S, O)
 
 
 class CompCos(nn.Module):
@@ -96,8 +105,7 @@ class CompCos(nn.Module):
         return self.score(features, self.compositions())
 
     def compositions(self):
-        """What all images share: the halves a (S, D), b (O, D) of φ(s, o) = a_s + b_o, and 1 / |a_s
-        + b_o| (S, O)."""
+        """What all images share (`Halves`)."""
         of_state, of_object = self.projection.weight.chunk(2, dim=1)
         a = nnf.linear(self.states, of_state, self.projection.bias)
         b = nnf.linear(self.objects, of_object)
@@ -107,13 +115,14 @@ class CompCos(nn.Module):
         x = a.to(wide)
         y = b.to(wide)
         squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T  # (S, O)
-        return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
+        return Halves(a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype))
 
     def score(self, features, compositions):
         """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from
         `compositions()`; and the prior, where one was set."""
-        by_state, by_object = halves(self.embed_images(features), compositions)
-        scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
+        by_state, by_object = products(self.embed_images(features), compositions)
+        sums = by_state[:, :, None] + by_object[:, None, :]
+        scores = sums * compositions.inverse_length
         if self.config["unit_images"] and not self.training:
             scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         if self.prior is not None:
@@ -122,10 +131,12 @@ class CompCos(nn.Module):
 
     def cosines(self, features, pairs):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
-        a, b, _ = self.compositions()
+        compositions = self.compositions()
         pairs = torch.as_tensor(pairs, device=features.device)
         # unlike a[pairs[:, 0]], an embedding look-up has a deterministic gradient on GPUs
-        chosen = nnf.embedding(pairs[:, 0], a) + nnf.embedding(pairs[:, 1], b)  # (P, D)
+        of_state = nnf.embedding(pairs[:, 0], compositions.of_state)
+        of_object = nnf.embedding(pairs[:, 1], compositions.of_object)
+        chosen = of_state + of_object  # (P, D)
         return self.embed_images(features) @ nnf.normalize(chosen).T
 
     def embed_images(self, features):
@@ -263,10 +274,9 @@ class Members(nn.Module):
         return [dict(params=params, lr=rate) for rate, params in together.items()]
 
 
-def halves(embedded, compositions):
-    """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D) and what `compositions()` gives."""
-    a, b, _ = compositions
-    return embedded @ a.T, embedded @ b.T
+def products(embedded, halves):
+    """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D) with `Halves`."""
+    return embedded @ halves.of_state.T, embedded @ halves.of_object.T
 
 
 def side_by_side(functions, device):
@@ -333,7 +343,7 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
     seen = torch.as_tensor(seen, device=cosines.device)
-    logits = scale * (cosines - _penalty(seen, margin, cosines.dtype))
+    logits = scale * (cosines - _full_margin(seen, margin, cosines.dtype))
     if counts is not None:
         counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
@@ -355,7 +365,7 @@ def mean_loss(logits, target, mixed=None):
     return losses.mean()
 
 
-def _penalty(seen, margin, dtype):
+def _full_margin(seen, margin, dtype):
     """What Eq. 8 takes from each cosine: nothing where seen, else the margin, or everything where
     there is none yet."""
     if margin is None:
@@ -439,7 +449,7 @@ class FusedLoss(torch.autograd.Function):
             grad_state[part] = z.sum(2) * each
             grad_object[part] = z.sum(1) * each
             grad_factor.addmv_(z.mul_(plus).flatten(1).T, each[:, 0])
-        # z had been multiplied by factor
+        # The products above have one factor too many: z was multiplied by it for the other two.
         grad_factor = grad_factor.view(state_count, object_count).div_(factor)
         ctx.save_for_backward(grad_state, grad_object, grad_factor)
         return loss / batch
@@ -454,11 +464,13 @@ class FusedLoss(torch.autograd.Function):
 class TrainingLoss(nn.Module):
     """What training minimises, and what changes from epoch to epoch.
 
-    closed world: Eq. 2. open world: Eq. 7, over the seen compositions alone in the first epoch;
-    after each epoch ρ comes from the present embeddings and α grows linearly to `margin` at epoch
-    `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains by `compcos_loss` as it
-    stands, in both worlds, instead of the faster forms: the numbers are the same up to rounding, so
-    this is where to try a loss of your own.
+    The model is an argument of its calls, not an attribute: the loss is itself a part of the model.
+
+    closed world: Eq. 2. open world: Eq. 7, in the first epoch over the seen compositions alone, as
+    the published code does. After each epoch ρ comes from the present embeddings, and α grows
+    linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains
+    by `compcos_loss` as it stands, in both worlds, instead of the faster forms: the numbers are the
+    same up to rounding, so this is where to try a loss of your own.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -498,7 +510,7 @@ class TrainingLoss(nn.Module):
             offsets = counts * log_counts(seen.cpu(), images)  # on the CPU: MPS has no float64
             offsets = offsets.to(device, dtype)
         pairs = seen.nonzero()
-        # of each composition among the seen
+        # position[c]: the row of composition c in `pairs`, -1 where it is unseen
         position = torch.full((seen.numel(),), -1, device=device)
         place = pairs[:, 0] * seen.shape[1] + pairs[:, 1]
         position[place] = torch.arange(len(pairs), device=device)
@@ -509,6 +521,7 @@ class TrainingLoss(nn.Module):
         self.register_buffer("seen_offsets", seen_offsets, persistent=False)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("position", position, persistent=False)
+        # what is taken from the logits (S, O): the margin times the scale
         penalty = torch.zeros(seen.shape, device=device, dtype=dtype)
         self.register_buffer("penalty", penalty, persistent=False)
         self.set_penalty(None)
@@ -533,8 +546,8 @@ class TrainingLoss(nn.Module):
         else:
             compositions = model.compositions()
             embedded = model.embed_images(features)
-        by_state, by_object = halves(embedded, compositions)
-        factor = self.scale * compositions[2]
+        by_state, by_object = products(embedded, compositions)
+        factor = self.scale * compositions.inverse_length
         second, share = mixed or (None, None)
         return FusedLoss.apply(by_state, by_object, factor, penalty, target, second, share)
 
@@ -558,7 +571,7 @@ class TrainingLoss(nn.Module):
     def set_penalty(self, margin):
         """In place, for a captured step reads it: what is taken from the logits; None: the seen
         compete alone."""
-        self.penalty.copy_(self.scale * _penalty(self.seen, margin, self.penalty.dtype))
+        self.penalty.copy_(self.scale * _full_margin(self.seen, margin, self.penalty.dtype))
 
 
 def log_counts(seen, images):
@@ -576,8 +589,8 @@ def mix_batch(features, target, share_mixed):
     """Mix some images of a batch with others: features (B, F), second targets (B,), shares (B,) of
     the first.
 
-    Of each image with the chance `share_mixed`, λ is uniform in [1/2, 1], else 1; the image becomes
-    λ times itself and 1 - λ times another one of the batch, drawn with replacement.
+    Each image is mixed with the chance `share_mixed`: it becomes λ times itself and 1 - λ times
+    another one of the batch, drawn with replacement, λ uniform in [1/2, 1]. Else λ is 1.
     """
     batch = len(features)
     partner = torch.randint(batch, (batch,), device=features.device)
@@ -608,8 +621,8 @@ def choose_prior(model, training_loss, validate):
     """Set the model's prior to γ / scale times `log_partners` with the γ of PRIOR_WEIGHTS that
     `validate()` likes best, which may be 0; {"prior_weight": γ}, or {} where no prior is asked for.
 
-    Not in the paper: a model that was trained on the seen alone has not learnt that a state of many
-    partners is met with one more sooner than a state of one.
+    Not in the paper: a model that was trained on the seen alone has not learnt that a state seen
+    with many objects is likelier to occur with a new one than a state seen with a single object.
     """
     if not training_loss.partner_prior:
         return {}
@@ -925,7 +938,7 @@ OF_DATASET = {
 FOLDER = dict(epochs=None, steps=2600, warmup=None, warmup_steps=980, patience_steps=1300, lr=1e-3)
 STRONG = PUBLISHED | FOLDER | dict(
     recipe="strong",
-    members=4,            # 8 gain 0.2 more, 16 another 0.2
+    members=4,            # 16 bring 0.3 of AUC more, at four times the cost
     scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence
     unit_images=False,
     dim=300,
@@ -1007,7 +1020,7 @@ def main(argv=None):
     add("--checkpoint", metavar="FILE", help="a best.pt")
     add("--predict", nargs="+", metavar="IMAGE",
         help="image files, folders or patterns (or, with --features, names there)")
-    add("--csv", type=Path, metavar="FILE", help="write the answers to a table instead of printing them")
+    add("--csv", type=Path, metavar="FILE", help="write a table instead of printing the answers")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
     add("--top", type=int, default=5, help="answers an image (default 5)")

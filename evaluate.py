@@ -12,8 +12,8 @@ K points of a curve, T thresholds. Accuracies are fractions. Ties go to the lowe
 before unseen. Every float64 bias is judged as real arithmetic would judge it.
 
 Two protocols: `exact` tries every bias where a prediction changes; `published` the about 20 of the
-field's evaluator. It usually understates: its HM never exceeds the exact one, its AUC can only
-where scores lie closer than its step of 1e-4.
+field's evaluator. It usually understates: its HM never exceeds the exact one, and its AUC does so
+only where scores lie closer than its step of 1e-4.
 
     >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P)
     >>> target = np.array([0, 1, 2, 1])                            # (N,) columns of the truth
@@ -766,8 +766,8 @@ def _curve(turns, counts, weights, protocol):
         seen_accuracy = (lost[-1] - lost[turned]) / lost[-1]
         unseen_accuracy = gained[turned] / gained[-1]
     first = seen_accuracy[0] * unseen_accuracy[0]  # nan where one half is missing
-    if protocol == "published":  # the exact curve begins at unseen accuracy 0, this one later
-        first = 0 * first
+    if protocol == "published" and not np.isnan(first):
+        first = 0.0  # the exact curve begins at unseen accuracy 0, this one later
     heights = seen_accuracy[1:] + seen_accuracy[:-1]
     area = first + np.sum(heights * np.diff(unseen_accuracy)) / 2
     return Curve(bias, seen_accuracy, unseen_accuracy), float(area)
@@ -1236,7 +1236,7 @@ def main(argv=None):
 if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of source
     try:
-        from common import command  # what it knows of terminals and signals; a copy goes without
+        from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
         pass

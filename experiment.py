@@ -777,9 +777,12 @@ def table_notes(metrics):
     lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, "
              "area under their curve, as the bias on unseen grows"]
     if metrics["threshold"] <= -1:
-        lines.append(f"hard mask: none, since the {basis['unseen_val']:.0f} unseen compositions "
-                     "of validation do not "
-                     "justify one (19 are needed, and a gain; --mask published masks all the same)")
+        why = "no threshold gains enough on validation"
+        needed = math.ceil(1 / HIDDEN_SHARE) - 1  # as in `greatest_threshold`
+        if basis["unseen_val"] < needed:
+            why = (f"validation has {basis['unseen_val']:.0f} unseen compositions, and {needed} "
+                   "are needed")
+        lines.append(f"hard mask: none, since {why} (--mask published masks all the same)")
     else:
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
                      "fixed bias; it rests on "

@@ -146,6 +146,7 @@ def _ends(scores, seen, top):
 def hard_mask(feasibility, seen, threshold):
     """What the hard mask lets win (Eq. 6): seen, or of at least this feasibility -> (S, O) bool.
 
+    The paper writes ρ > τ; with ρ >= τ a τ can be the feasibility of a composition that is kept.
     feasibility (S, O), of whatever float type it is, is compared in float64, as the evaluation
     does. The mask is for an evaluation's candidates: scores are never to be multiplied by it, for
     a 0 would win against negative scores.
@@ -194,7 +195,7 @@ def combine(feasibility, external, *, weight):
 
 
 def auroc(feasibility, positive, among):
-    """How well feasibility ranks `positive` above the others `among` which they are.
+    """How well feasibility ranks the `positive` compositions above the rest of `among`.
 
     All (S, O), the masks bool -> the share of (positive, other) pairs in which the positive one
     scores higher, ties counting half: 1 is perfect, 0.5 chance; nan without positives or without
@@ -1108,7 +1109,7 @@ def _print_figures(table):
 
 if __name__ == "__main__":
     try:
-        from common import command  # what it knows of terminals and signals; a copy goes without
+        from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
         pass

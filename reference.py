@@ -9,7 +9,7 @@ scores (B,P).
 """
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional as nnf
 
 import baselines
 from compcos import compcos_loss
@@ -124,7 +124,7 @@ def published_tmn(model, get):
 
 def linear(parameters, name, x):
     """x W^T + b, without b if there is none."""
-    return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+    return nnf.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
 def two_layers(parameters, name, x):
@@ -201,7 +201,7 @@ def direct_apart(parameters, x, pairs):
 
 def direct_norm(parameters, name, x, training):
     """BatchNorm; in training the running statistics change."""
-    return F.batch_norm(x, parameters[f"{name}.running_mean"], parameters[f"{name}.running_var"],
+    return nnf.batch_norm(x, parameters[f"{name}.running_mean"], parameters[f"{name}.running_var"],
                         parameters[f"{name}.weight"], parameters[f"{name}.bias"], training)
 
 
@@ -261,7 +261,7 @@ def direct_tmn_loss(parameters, x, pairs):
     """Cross-entropy of the truth, the first of pairs (B,1+n,2); the running statistics change."""
     rows = x[:, None].expand(-1, pairs.shape[1], -1).flatten(0, 1)
     scores = direct_tmn(parameters, rows, pairs.flatten(0, 1), training=True).view(len(x), -1)
-    return F.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long))
+    return nnf.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long))
 
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,

@@ -9,7 +9,7 @@ before training.
 | name | is |
 | --- | --- |
 | `states`, `objects` * | tensors with S and O rows; only their lengths and device are read here |
-| `loss(features (B, F), target (B,))` | the scalar that training minimises; targets are s * O + o |
+| `loss(features (B, F), target (B,))` | 0-dim, the mean over the batch; targets are s * O + o |
 | `after_epoch(epoch)` * | what changes from epoch to epoch, epoch = 1, 2, ... |
 | `compositions()` * | what all images share in scoring, computed once for many images; or None |
 | `score(features (B, F), compositions)` | (B, S, O), higher is better |
@@ -113,6 +113,7 @@ def sweep(model, features, target, seen, candidates, *, save=None):
     model.train(was_training)
     pairs = index_pairs(seen)
     for name in candidates:
+        # Weights that are not numbers spoil the scores of every image, so the last ones tell.
         check_finite(rows[name][-1][0] if rows[name] else None)
     result = {}
     for name, mask in candidates.items():
@@ -203,6 +204,9 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     def step(index):
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(index)
+        if loss.ndim:
+            raise ValueError(f"{type(model).__name__}.loss gives {tuple(loss.shape)}: expected a "
+                             "0-dim tensor, the mean over the batch")
         loss.backward()
         if processes > 1:
             add_up_gradients(parameters)
@@ -375,6 +379,7 @@ class Run:
         self.epoch = 0
         self.best_epoch = 0
         self.best_value = -math.inf
+        self.candidate = None    # averaged tensors of an epoch that validated better than the best
         self.best = None         # the model's tensors at the best epoch
         self.snapshot = None     # all that training goes on from, at the last whole epoch
         self.history = []
@@ -483,7 +488,7 @@ def check_training(model, features, targets, epochs, batch_size):
                          f"O + o, 0 to {count - 1}")
 
 
-OFFERED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",
+REQUIRED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",
            "config")
 
 
@@ -494,10 +499,10 @@ def check_model(model, features, seen):
     features (N, F) on the model's device, of which two images are scored; seen (S, O) bool.
     """
     name = type(model).__name__
-    lacking = [offer for offer in OFFERED if not hasattr(model, offer)]
+    lacking = [offer for offer in REQUIRED if not hasattr(model, offer)]
     if lacking:
         raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
-                         f"{', '.join(OFFERED)}, as the head of train.py says; a subclass of "
+                         f"{', '.join(REQUIRED)}, as the head of train.py says; a subclass of "
                          "baselines.Compared needs only loss, score and config")
     primitives = (len(model.states), len(model.objects))
     if primitives != seen.shape:

@@ -145,9 +145,9 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
 
 
 def examples():
-    """The Python blocks of README's "Change it", as it prints them: own loss, model, dataset."""
+    """The blocks of README's "Change it", as it prints them: own loss, model, dataset."""
     section = README.read_text(encoding="utf-8").split("## Change it")[1].split("\n## ")[0]
-    blocks = re.findall("```python\n(.*?)```", section, re.DOTALL)
+    blocks = re.findall("```(?:python|text)\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:
         statements = [line for line in block.splitlines() if line and "import" not in line]
@@ -215,12 +215,12 @@ def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
     shutil.move(toy, tmp_path / "my-birds")
     monkeypatch.setattr(data, "FOLDERS", dict(data.FOLDERS))
     monkeypatch.setattr(compcos, "OF_DATASET", dict(compcos.OF_DATASET))
-    named, settings = examples()[2].splitlines()
-    exec(named, dict(data=data))
+    named, settings = [eval("{%s\n}" % line) for line in examples()[2].splitlines()]
+    data.FOLDERS.update(named)
     options = ["--data-root", tmp_path, "--epochs", 2]
     found = run("birds", tmp_path / "run", *options)["settings"]
     assert found["dataset"] == "birds" and found["recipe"] == "strong"
-    exec(settings, dict(compcos=compcos))
+    compcos.OF_DATASET.update(settings)
     found = run("birds", tmp_path / "published", *options)["settings"]
     assert found["recipe"] == "published"
     assert (found["scale"], found["epochs"], found["margin"]) == (50.0, 2, 0.4)
