@@ -852,7 +852,11 @@ def unnamed_photos(dataset):
     named = set(dataset.skipped).union(*dataset.images.values())
     above = f"{root.resolve().as_posix()}/"
     named |= {image.removeprefix("images/").removeprefix(above) for image in named}
-    unnamed = [photo for photo in photo_files(root)[0] if plain(photo) not in named]
+    try:
+        photos, _ = photo_files(root)
+    except OSError as error:
+        return [f"whether there are photos that no row names was not seen: {error}"]
+    unnamed = [photo for photo in photos if plain(photo) not in named]
     if not unnamed:
         return []
     return [f"{count(len(unnamed), 'photo')} in {root} that no row names: {some(unnamed)}"]
@@ -1148,12 +1152,15 @@ def photo_files(root):
     """(photos, left out): names of files below `root`, `/` between folders, sorted.
 
     Links to folders are followed, once around a circle. Hidden files and what systems leave behind
-    (Thumbs.db, @eaDir) are in neither list.
+    (Thumbs.db, @eaDir) are in neither list. OSError: a folder that may not be looked into.
     """
+    def stop(error):
+        raise error
+
     suffixes = photo_suffixes()
     photos = []
     left_out = []
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
         subfolders[:] = [name for name in subfolders if is_worth_a_word(name)
                          and not is_circle(folder, os.path.join(folder, name))]
         for name in files:
