@@ -128,10 +128,12 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
         raise FileNotFoundError(no_named_folder(name, Path(root)))
-    folders = [Path(name), Path(root, name)]
+    folders = dict.fromkeys((Path(name), Path(root, name)))
     for folder in folders:
         if folder.is_dir():
             return folder
+        if folder.is_file():
+            raise FileNotFoundError(f"{folder} is a file: name its folder, {folder.parent}")
     looked = " or ".join(map(str, folders))
     raise FileNotFoundError(
         f"no dataset {str(name)!r}: no folder {looked}; names: {', '.join(FOLDERS)}")
@@ -788,8 +790,12 @@ def no_photo(path):
             problem = too_many_pixels(image.size, limit and 2 * limit)
             if problem:
                 return problem
-            image.draft("RGB", (256, 256))  # of a JPEG, at a fraction of its size: faster
-            rgb(image)
+            image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
+            image.load()
+            if image.mode == "F":  # its values decide
+                rgb(image)
+            else:
+                rgb(image.crop((0, 0, 1, 1)))
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
@@ -948,7 +954,8 @@ def reason(error):
     """What an exception says, without the advice of NumPy and torch to load unsafely."""
     text = " ".join(str(error).split())
     if "allow_pickle" in text or "weights_only" in text:
-        return "Object arrays or other Python objects: only plain data are loaded"
+        return ("Object arrays or other Python objects: only plain data are loaded, names as by "
+                "np.array(names, str)")
     return f"{type(error).__name__}: {text[:100]}"
 
 
@@ -1338,8 +1345,9 @@ def next_command(dataset, name, root, features=None, options=""):
     if features:
         command += f" --features {shlex.quote(features)}"
     command += options
-    there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
-    if any(place.exists() for place in there):
+    needed = ["w2v"] if dataset.name in ("utzappos", "cgqa") else ["w2v", "fast"]
+    has_all = all(Path(root, folder).exists() for folder in needed)
+    if has_all or (dataset.folder / "vectors.txt").exists():
         return command
     return (f"{command} --vectors random"
             "   # better: a file of word vectors, or glove, word2vec, fasttext (see download.py)")
