@@ -15,6 +15,7 @@ composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
 import argparse
 import csv
 import io
+import itertools
 import os
 import re
 import shlex
@@ -94,9 +95,13 @@ class Dataset(NamedTuple):
     def path(self, image):
         """Where an image lies: under `images/`, or (own data) beside images.csv.
 
-        A disk may spell `é` as one character or as two (NFC, NFD): both are looked for.
+        A disk may spell `é` as one character or as two (NFC, NFD), and each folder in its own way:
+        all are looked for.
         """
-        for name in dict.fromkeys((image, unicodedata.normalize("NFD", image))):
+        spellings = []
+        for part in image.split("/"):
+            spellings.append(dict.fromkeys((part, unicodedata.normalize("NFD", part))))
+        for name in map("/".join, itertools.product(*spellings)):
             for folder in (self.folder / "images", self.folder):
                 if (folder / name).exists():
                     return folder / name

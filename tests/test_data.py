@@ -716,9 +716,12 @@ def test_decomposed_names_are_one_with_composed_ones(tmp_path):
         (f"{decomposed}/1.jpg", composed, "cat", "train"),
         (f"{composed}/2.jpg", decomposed, "dog", "val"),
         ("3.jpg", composed, "cat", "test"),
+        (f"{composed}/{composed}.jpg", composed, "cat", "test"),
+        (f"{composed}/{composed}/4.jpg", composed, "cat", "test"),
     ]
     table(tmp_path, rows)
-    for name in (f"{decomposed}/1.jpg", f"{decomposed}/2.jpg", "3.jpg"):
+    mixed = f"{decomposed}/{composed}.jpg", f"{composed}/{decomposed}/4.jpg"
+    for name in (f"{decomposed}/1.jpg", f"{decomposed}/2.jpg", "3.jpg", *mixed):
         touch(tmp_path / "images" / name)
     dataset = data.load(tmp_path)
     assert (
