@@ -9,6 +9,7 @@ import argparse
 import csv
 import fnmatch
 import glob
+from functools import partial
 from pathlib import Path
 
 import common
@@ -67,9 +68,12 @@ class CompCos(nn.Module):
         """
         checkpoint = experiment.load_best(path, cls.__name__)
         weights = checkpoint.pop("weights")
-        states = weights_of_first(weights, "states")
-        objects = weights_of_first(weights, "objects")
         try:
+            states = weights_of_first(weights, "states")
+            objects = weights_of_first(weights, "objects")
+            names = (checkpoint["states"], checkpoint["objects"])
+            if (len(states), len(objects)) != tuple(map(len, names)):
+                raise TypeError("they are of other states or objects")
             model = build(states, objects, checkpoint["config"])
             if weights_of_first(weights, "prior") is not None:
                 model.set_prior(torch.zeros(len(states), len(objects)))
@@ -108,18 +112,13 @@ class CompCos(nn.Module):
     def score(self, features, compositions):
         """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from
         `compositions()`; and the prior, where one was set."""
-        by_state, by_object = self.halves(features, compositions)
+        by_state, by_object = halves(self.embed_images(features), compositions)
         scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
         if self.config["unit_images"] and not self.training:
             scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         if self.prior is not None:
             scores += self.prior
         return scores
-
-    def halves(self, features, compositions):
-        """x·a_s (B, S) and x·b_o (B, O) for x = ω(image)."""
-        x = self.embed_images(features)
-        return x @ compositions[0].T, x @ compositions[1].T
 
     def cosines(self, features, pairs):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
@@ -233,12 +232,13 @@ class Members(nn.Module):
         """As that of CompCos, for every member."""
         for member in self.members:
             member.set_training(seen, **settings)
+            member.training_loss.is_alone = False
         return self
 
     def loss(self, features, target):
         """The sum of the members' losses: the gradient of each is what it would be alone."""
-        losses = side_by_side([member.loss for member in self.members], features, target)
-        return torch.stack(losses).sum()
+        losses = [partial(member.loss, features, target) for member in self.members]
+        return torch.stack(side_by_side(losses, features.device)).sum()
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
@@ -263,12 +263,17 @@ class Members(nn.Module):
         return [dict(params=params, lr=rate) for rate, params in together.items()]
 
 
-def side_by_side(functions, *arguments):
-    """What each function gives; on CUDA on streams of their own, so that small kernels share the
-    GPU."""
-    first = arguments[0]
-    if first.device.type != "cuda" or len(functions) == 1:
-        return [function(*arguments) for function in functions]
+def halves(embedded, compositions):
+    """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D) and what `compositions()` gives."""
+    a, b, _ = compositions
+    return embedded @ a.T, embedded @ b.T
+
+
+def side_by_side(functions, device):
+    """The tensor or tensors that each function gives; on CUDA on streams of their own, so that
+    small kernels share the GPU."""
+    if device.type != "cuda" or len(functions) == 1:
+        return [function() for function in functions]
     main = torch.cuda.current_stream()
     results = []
     streams = []
@@ -276,10 +281,13 @@ def side_by_side(functions, *arguments):
         stream = torch.cuda.Stream()
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
-            results.append(function(*arguments))
+            results.append(function())
         streams.append(stream)
-    for stream in streams:
+    for stream, result in zip(streams, results):
         main.wait_stream(stream)
+        for tensor in [result] if torch.is_tensor(result) else result:
+            # Else its memory may be used again on its own stream while it is still read here.
+            tensor.record_stream(main)
     return results
 
 
@@ -481,6 +489,7 @@ class TrainingLoss(nn.Module):
         self.word_rate = word_rate
         self.partner_prior = partner_prior
         self.plain = plain
+        self.is_alone = True  # no other member fills a GPU meanwhile
         device = model.states.device
         dtype = model.states.dtype
         seen = torch.as_tensor(seen, device=device)
@@ -517,8 +526,14 @@ class TrainingLoss(nn.Module):
         penalty = self.penalty
         if self.offsets is not None:
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
-        compositions = model.compositions()
-        by_state, by_object = model.halves(features, compositions)
+        if self.is_alone:
+            # Images and compositions meet only in the logits: a GPU makes both at once.
+            work = [model.compositions, partial(model.embed_images, features)]
+            compositions, embedded = side_by_side(work, features.device)
+        else:
+            compositions = model.compositions()
+            embedded = model.embed_images(features)
+        by_state, by_object = halves(embedded, compositions)
         factor = self.scale * compositions[2]
         second, share = mixed or (None, None)
         return FusedLoss.apply(by_state, by_object, factor, penalty, target, second, share)

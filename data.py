@@ -394,7 +394,10 @@ def read_metadata(file, problems, keys=METADATA_KEYS):
         return []
     rows = []
     try:
-        for row in load_tensors(file):
+        stored = load_tensors(file)
+        if not isinstance(stored, list):
+            raise TypeError(f"found a {type(stored).__name__}")
+        for row in stored:
             if not isinstance(row, dict):
                 raise TypeError(f"found a {type(row).__name__}")
             rows.append(tuple(as_text(row[key]) for key in keys))
@@ -925,9 +928,8 @@ def load_tensors(path):
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # those of pickle and zip have no common class
+        raise_if_unread(error)
         raise ValueError(f"{path}: no tensors by torch.save ({reason(error)})") from error
 
 
@@ -955,6 +957,13 @@ def check_archive(path):
         raise ValueError(f"{path} is damaged ({damaged}): make or fetch it again")
 
 
+def raise_if_unread(error):
+    """Raise again what says that a file could not be read, or took too much memory, and not what it
+    holds: an OSError without a file's name is of a place beyond its end."""
+    if isinstance(error, MemoryError) or isinstance(error, OSError) and error.filename is not None:
+        raise error
+
+
 def reason(error):
     """What an exception says, without the advice of NumPy and torch to load unsafely."""
     text = " ".join(str(error).split())
@@ -976,9 +985,8 @@ def read_features(path, wanted=()):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 stored = dict(archive)
-        except (OSError, MemoryError):
-            raise
         except Exception as error:  # of zip, pickle and NumPy
+            raise_if_unread(error)
             raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays "
                              f"({reason(error)})") from error
     else:
@@ -989,7 +997,11 @@ def read_features(path, wanted=()):
             holds = ", ".join(map(str, stored))[:200]
         raise ValueError(f"{path}: holds {holds}; expected `files` (N names) and `features` (N, F)")
 
-    files = [plain(as_text(name)) for name in stored["files"]]
+    try:
+        files = [plain(as_text(name)) for name in stored["files"]]
+    except TypeError:
+        raise ValueError(f"{path}: `files` is a {type(stored['files']).__name__}, expected N "
+                         "names") from None
     files = without_prefix(files, wanted)
     features = as_array(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":

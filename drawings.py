@@ -348,6 +348,7 @@ def fill(folder, seed):
 def ensure(folder):
     """`make` it unless it is there. Of two processes that do so at once one wins, both go on."""
     marker = Path(folder) / "images.csv"
+    common.clear_parts(marker.parent.parent, marker.parent.name)
     if marker.exists():
         return
     try:

@@ -34,6 +34,7 @@ import argparse
 import json
 import os
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,7 @@ UNITS = ("image", "composition")  # what a resample draws, and what an average c
 ENDS = ("_low", "_high")
 HEADLINE = ("auc", "best_hm", "best_seen", "best_unseen")  # what `compare` compares
 ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved file
+CHECKSUM = "scores_crc32"  # beside them: of the bytes of the scores.npy in the same folder
 
 # The columns of what is kept of an image, see _decisive. Composition, state and object have two
 # columns each: right for biases up to the first, and right for biases above the second.
@@ -979,23 +981,33 @@ def load(files):
     """Scores, target, and the rest by name, from .npz and memory-mapped .npy files.
 
     A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
-    scores, a `scores.npy` beside one of them is read. ValueError: what is missing or damaged.
+    scores, a `scores.npy` beside one of them is read, and compared with the checksum that is kept
+    of it there, if there is one. ValueError: what is missing or damaged.
     """
     arrays = {}
     paths = [Path(file) for file in files]
     for path in paths:
         arrays |= _read(path)
+    checksum = arrays.pop(CHECKSUM, None)
     if "scores" not in arrays:
         for path in paths:
             beside = path.parent / "scores.npy"
             if beside.exists():
                 arrays |= _read(beside)
+                _check_scores(beside, arrays["scores"], checksum)
                 break
     lacking = [name for name in ARRAYS[:3] if name not in arrays]
     if lacking:
         raise ValueError(f"no array {', '.join(lacking)} in {', '.join(map(str, files))}: scores, "
                          "target and seen are needed")
     return arrays.pop("scores"), arrays.pop("target"), arrays
+
+
+def _check_scores(path, scores, checksum):
+    """ValueError where scores are not those of which a checksum, an array () or None, was kept."""
+    if checksum is not None and zlib.crc32(np.ascontiguousarray(scores)) != checksum.tolist():
+        raise ValueError(f"{path} is damaged, or of another run than the file beside it: write "
+                         "both anew (--resume --save-scores), or name the scores meant")
 
 
 def _read(path):
@@ -1013,7 +1025,7 @@ def _read(path):
                 data.zip.open(entry).close()  # the name stands twice: refused if they differ
                 if entry.comment:
                     raise ValueError("its directory has a comment, which no array has")
-            return {name: data[name] for name in ARRAYS if name in data}
+            return {name: data[name] for name in (*ARRAYS, CHECKSUM) if name in data}
     except OSError as error:
         if error.filename is not None:  # the operating system's: no such file, no permission
             raise
@@ -1122,6 +1134,8 @@ def _write_whole(path, write):
     try:
         write(part)
         os.replace(part, path)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror or error}") from None
     finally:
         part.unlink(missing_ok=True)
 

@@ -32,14 +32,15 @@ import drawings
 import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
-from feasibility import auroc, hard_mask, save_csv
+from feasibility import auroc, hard_mask, write_csv
 from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
            "feasibility.csv")
-BEST = ("model", "config", "weights", "settings", "states", "objects", "seen", "named",
-        "feasibility", "closed", "threshold", "bias")
+BEST = dict(model=str, config=dict, weights=dict, settings=dict, states=list, objects=list,
+            seen=torch.Tensor, named=torch.Tensor, feasibility=torch.Tensor, closed=torch.Tensor,
+            threshold=float, bias=dict)  # what best.pt holds
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
@@ -288,12 +289,13 @@ def write_curves(out, curves):
 
 
 def write_scores(out, dataset, masks):
-    """Beside scores.npy, a file of each candidate set for evaluate.py."""
+    """Beside scores.npy, a file of each candidate set for evaluate.py, with its checksum."""
     seen = dataset.seen
+    checksum = zlib.crc32(np.load(out / "scores.npy", mmap_mode="r"))
     for name, mask in masks.items():
         with common.writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=seen.ravel(), candidates=mask,
-                     pairs=index_pairs(seen))
+                     pairs=index_pairs(seen), scores_crc32=checksum)
 
 
 def write_best(path, model, settings, dataset, rho, metrics):
@@ -327,6 +329,21 @@ def write_json(path, value):
         json.dump(plain(value), file, indent=1)
 
 
+def read_json(path):
+    """The dictionary in a JSON file. ValueError names a file that holds none."""
+    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
+        raise ValueError(f"{path} is no plain file: remove it")
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
+                         "anew") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
+                         "and its run is made anew")
+    return held
+
+
 def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
@@ -350,9 +367,10 @@ def memory_explained(device):
                          f"from the last epoch ({str(error).splitlines()[0][:160]})") from None
 
 
-def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False):
+def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False,
+             whole=None):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
-    holds. Several processes do it together, and the first one writes."""
+    holds. Several processes do it together, and the first one writes. whole: as `fit` takes it."""
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
     if writes:
@@ -371,7 +389,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
             arrays[phase] = (on_device, dataset.targets[phase])
         check_model(model, arrays["train"][0], dataset.seen)
         history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
-                                      resume=resume, eager=eager)
+                                      resume=resume, eager=eager, whole=whole)
         rho = model.feasibility(dataset.seen)
         # What is to be one file of scores, one process scores: each one does, and the first writes.
         with (scores_file(out, dataset, save_scores and writes) as save,
@@ -384,19 +402,49 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     if writes:
         if save_scores:
             write_scores(out, dataset, measured.masks)
+        elif earlier_best_epoch(out) != metrics["best_epoch"]:
+            remove_scores(out)
+        write_results(out, model, dataset, settings, rho, measured, metrics)
+    return metrics
+
+
+def write_results(out, model, dataset, settings, rho, measured, metrics):
+    """What a finished run leaves. metrics.json goes before and comes last: where it is, all other
+    files are of the same run. OSError names the file, and says that the training is kept."""
+    try:
+        (out / "metrics.json").unlink(missing_ok=True)
         write_predictions(out, dataset, measured.decided)
         write_compositions(out, dataset, measured.decided)
         write_curves(out, measured.curves)
-        save_csv(out / "feasibility.csv", rho, dataset.seen, dataset.states, dataset.objects)
+        with common.writing(out / "feasibility.csv") as file:
+            write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
         write_best(out / "best.pt", model, settings, dataset, rho, metrics)
         write_json(out / "metrics.json", metrics)
-    return metrics
+    except OSError as error:
+        raise OSError(f"{error}; the training is kept in {out / 'last.pt'}: --resume writes the "
+                      "rest") from None
+
+
+def earlier_best_epoch(out):
+    """The best epoch of the results in a folder, of which saved scores are; None if it holds
+    none."""
+    try:
+        return read_json(out / "metrics.json").get("best_epoch")
+    except (OSError, ValueError):
+        return None
+
+
+def remove_scores(out):
+    """Remove what --save-scores left in a folder."""
+    for path in out.glob("scores*.np[yz]"):
+        path.unlink()
 
 
 def remove_results(out):
     """Remove what an earlier run left in its folder: its last.pt is about to be replaced."""
-    for path in [*out.glob("scores*.np[yz]"), *(out / name for name in RESULTS)]:
-        path.unlink(missing_ok=True)
+    remove_scores(out)
+    for name in RESULTS:
+        (out / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -408,19 +456,20 @@ def scores_file(out, dataset, wanted):
     if not wanted:
         yield None
         return
-    part = common.part_of(out / "scores.npy")
+    path = out / "scores.npy"
+    part = common.part_of(path)
     shape = (len(dataset.targets["test"]), dataset.seen.size)
     try:
         scores = np.lib.format.open_memmap(part, "w+", np.float32, shape)
-        common.reserve(part, part.stat().st_size)
+        common.reserve(part, part.stat().st_size, path)
         yield scores
         scores.flush()
-        os.replace(part, out / "scores.npy")
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def train_model(model, arrays, dataset, *, settings, out, resume, eager):
+def train_model(model, arrays, dataset, *, settings, out, resume, eager, whole=None):
     """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history
     and what the model chose `after_training`, by validation AUC in the open world."""
     open_world = np.ones(dataset.seen.size, bool)
@@ -439,7 +488,8 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager):
     keywords = {name: settings[name] for name in names}
     history = fit(model, features, targets, validate_epoch, out=out, resume=resume,
                   settings=settings, eager=eager, average=settings.get("average", 0.0),
-                  patience=settings.get("patience"), passes=settings.get("passes", 1), **keywords)
+                  patience=settings.get("patience"), passes=settings.get("passes", 1),
+                  whole=whole, **keywords)
     chosen = {}
     if hasattr(model, "after_training"):
         chosen = model.after_training(validate)
@@ -468,12 +518,16 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
         common.check_shared(out)
         together = splits and len(seeds) == 1
         say_how_spread(dataset, settings, seeds, device, together)
+        whole = None
+        if len(seeds) > 1:
+            whole = common.Progress(f"all {len(seeds)} seeds", len(seeds) * settings["epochs"],
+                                    "epochs", together=True)
 
         def train_seed(seed):
             folder = out if len(seeds) == 1 else out / f"seed{seed}"
             return one_seed(build, dataset, features, settings=dict(settings, seed=seed),
                             device=device, out=folder, resume=resume, save_scores=save_scores,
-                            eager=eager)
+                            eager=eager, whole=whole)
 
         return run_seeds(train_seed, dataset, settings, seeds, out, together)
 
@@ -496,7 +550,10 @@ def has_run(folder):
 
 
 def remove_other_runs(out, seeds, resume):
-    """Remove the runs that would mix with those to come; ValueError where --resume asks to keep."""
+    """Remove the runs that would mix with those to come; ValueError where --resume asks to keep.
+
+    The means of several seeds go, too: those to come may be of more epochs.
+    """
     others = other_runs(out, seeds)
     if resume and others:
         raise ValueError(f"--resume, but {data.some(others)} holds a run that is not one of seeds "
@@ -508,6 +565,8 @@ def remove_other_runs(out, seeds, resume):
         common.clear_parts(folder)
         for name in ("last.pt", "log.csv"):
             (folder / name).unlink(missing_ok=True)
+    if len(seeds) > 1:
+        (out / "metrics.json").unlink(missing_ok=True)
 
 
 def say_how_spread(dataset, settings, seeds, device, together):
@@ -606,6 +665,14 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
+    count = len(contents["states"]) * len(contents["objects"])
+    for name in ("seen", "named", "feasibility", "closed"):
+        if contents[name].numel() != count:
+            raise ValueError(f"{path} is damaged: {name} of {contents[name].numel()} compositions, "
+                             f"expected {count}")
+    for candidates in CANDIDATE_SETS:
+        if not isinstance(contents["bias"].get(candidates), float):
+            raise ValueError(f"{path} is damaged: no bias for {candidates}")
     return contents
 
 

@@ -761,18 +761,26 @@ def read_external(path, states, objects):
 def save_csv(path, feasibility, seen, states, objects):
     """Write a row `state,object,seen,feasibility` for each composition.
 
-    `path` appears only once all is written; nothing is left behind otherwise.
+    `path` appears only once all is written; nothing is left behind otherwise, and an OSError names
+    it.
     """
     part = Path(f"{path}.part")
     try:
         with open(part, "w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["state", "object", "seen", "feasibility"])
-            for (s, o), score in np.ndenumerate(feasibility):
-                rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
+            write_csv(file, feasibility, seen, states, objects)
         part.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_csv(file, feasibility, seen, states, objects):
+    """The rows of `save_csv` into a text file that is open."""
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["state", "object", "seen", "feasibility"])
+    for (s, o), score in np.ndenumerate(feasibility):
+        rows.writerow([states[s], objects[o], int(seen[s, o]), f"{score:.6f}"])
 
 
 def _read_json(path, expected, fits):

@@ -444,7 +444,8 @@ def _launch(recipe, device, names, places, answers):
     return _Batch(photos, good, features, copied)
 
 
-def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None):
+def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
+             progress=None):
     """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
 
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
@@ -456,8 +457,9 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     data.register_plugins()
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
-    processes = common.processes()
     names = list(files)
+    if progress is None:
+        progress = common.Progress("extracting", len(names), "images")
     workers = min(_cores(), MOST_DECODERS)
     pool = ThreadPoolExecutor(workers)
 
@@ -475,14 +477,14 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
     broken = 0
     try:
-        with common.Progress("extracting", processes * len(names), "images") as progress:
+        with progress:
             for batch in launched:
                 if batch.copied:
                     batch.copied.synchronize()
                 yield dict(zip(batch.good, batch.features.numpy())), batch.photos
                 broken += len(batch.photos) - len(batch.good)
                 note = f"{broken:,} cannot be read" if broken else ""
-                progress.update(processes * len(batch.photos), note=note)
+                progress.update(len(batch.photos), note=note)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -720,15 +722,17 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         # What other processes left goes into the first one's file before theirs are rewritten.
         _write_cache(whole._replace(path=_partial(path, 0)), dtype)
         _remove(set(_partials(path)) - {_partial(path, 0)})
-    common.gather("the partial files are one")
+    common.check_shared(path.parent)  # once the partial files there are one
 
     share = {name: files[name] for name in todo[rank::common.processes()]}
     mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
     broken = {}
     if todo:
         backbone = _load_in_turn(weights, caches)
+        progress = common.Progress("extracting", len(todo), "images", together=True)
         with _pixel_limit(max_pixels) as limit:
-            batches = _batches(share, backbone, device, batch_size, upright, limit)
+            batches = _batches(share, backbone, device, batch_size, upright, limit,
+                               progress=progress)
             broken = _fill(mine, batches, stamps, dtype)
     for others in common.gather(broken):
         broken = broken | others

@@ -2,7 +2,7 @@
 report.json and pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
-    python reproduce.py --dataset shapes --only strong changes --out results/strong
+    python reproduce.py --dataset shapes --only strong changes --out results/shapes
 
 Runs lie in OUT/runs/NAME/seedK: a finished one is used again, an interrupted one goes on, one with
 other settings starts anew. Systems are compared as baselines.MODELS names them, so one added there
@@ -39,6 +39,7 @@ from PIL import Image, ImageDraw, ImageFont
 import baselines
 import compcos
 import experiment
+from experiment import read_json
 from feasibility import agreement, hard_mask, median_mask, ranked
 from train import sweep
 
@@ -245,14 +246,16 @@ def train_missing(jobs):
     feasibility masks the compared systems come first.
     """
     outcomes = {}  # number of a job -> (what was done, whether it failed)
+    count_ended = common.tally()
     for is_first in (True, False):
         waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
         done_here = {}
-        for turn in common.take_turns(len(waiting), f"first {is_first}"):
+        for turn in common.take_turns(len(waiting)):
             i = waiting[turn]
             with common.alone():
                 done_here[i] = attempt(jobs[i])
-            report_outcome(jobs, i, done_here[i])
+            so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
+            report_outcome(jobs, i, done_here[i], so_far)
         for others in common.gather(done_here):
             outcomes |= others
         for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
@@ -280,12 +283,12 @@ def attempt(job):
         return f"failed ({why[0]}), see {log_file(job)}", True
 
 
-def report_outcome(jobs, number, outcome):
-    """A line on what `attempt` gave."""
+def report_outcome(jobs, number, outcome, so_far=""):
+    """A line on what `attempt` gave, and on how much has been done so far."""
     done, has_failed = outcome
     job = jobs[number]
-    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}", flush=True,
-          file=sys.stderr if has_failed else sys.stdout)
+    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
+          flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
 def load(folder):
@@ -316,19 +319,6 @@ def hardware():
     if torch.cuda.is_available():
         name += f", {torch.cuda.get_device_name()}"
     return name
-
-
-def read_json(path):
-    """The dictionary in a JSON file. ValueError names a file that holds none."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
-                         "anew") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
-                         "and its run is made anew")
-    return held
 
 
 # ---- computing ----

@@ -47,6 +47,9 @@ import common
 import data
 from evaluate import BiasSweep
 
+LAST = dict(settings=dict, model=dict, optimizer=dict, epoch=int, best=dict, history=list,
+            average=list, average_steps=int, threads=int)  # what last.pt holds
+LOG = ("epoch", "loss", "validation", "seconds")  # of an epoch, in its history and in log.csv
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, whatever N
 WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
@@ -185,18 +188,21 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     processes = common.processes()
     rank = common.rank()
 
+    def loss_of(index):
+        """The mean loss of a batch; of several processes, this one's part of it."""
+        if processes == 1:
+            return model.loss(features[index], targets[index])
+        # The mean over a batch is the sum of the means over its parts, each times its share of the
+        # images; and so is its gradient.
+        part = index[rank::processes]
+        share = len(part) / len(index)
+        if not share:
+            part = index[:1]  # without an image of its own it still goes through the step with all
+        return model.loss(features[part], targets[part]) * share
+
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        taken = index
-        if processes > 1:
-            taken = index[rank::processes]
-            share = len(taken) / len(index)
-            if not share:
-                # Without an image it goes through the step with another's, at the weight 0.
-                taken = index[:1]
-        loss = model.loss(features[taken], targets[taken])
-        if processes > 1:
-            loss = loss * share  # the sum over the processes is the mean over the batch
+        loss = loss_of(index)
         loss.backward()
         if processes > 1:
             add_up_gradients(parameters)
@@ -225,11 +231,11 @@ def captured(step):
 
     Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
     """
-    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    # Of this step alone: torch keeps the work space of cuBLAS by stream, and may free it with the
+    # first graph that was captured there.
+    side = torch.cuda.Stream()
     graphs = {}                 # length of a batch -> (graph, the index that it reads)
     warm_up_steps = 0
-    # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
-    mode = "thread_local" if common.processes() > 1 else "global"
 
     def run(index):
         nonlocal warm_up_steps
@@ -245,7 +251,8 @@ def captured(step):
         if len(index) not in graphs:
             graph = torch.cuda.CUDAGraph()
             static_index = index.clone()
-            with torch.cuda.graph(graph, capture_error_mode=mode):
+            # "thread_local": what other threads ask of CUDA, as nccl's does, does not end a capture
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 step(static_index)
             graphs[len(index)] = (graph, static_index)
         graph, static_index = graphs[len(index)]
@@ -256,7 +263,7 @@ def captured(step):
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
-        settings, average=0.0, patience=None, passes=1, resume=False, eager=False):
+        settings, average=0.0, patience=None, passes=1, resume=False, eager=False, whole=None):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
     weights in `model`.
 
@@ -264,9 +271,10 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there,
     to the same numbers. `average` above 0 is the greatest decay of a WeightAverage: it is what
     validates and what is left in `model`. With `patience`, training ends once so many epochs have
-    brought nothing better. An epoch is `passes` over the images. Returns the history, a list of
-    {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a loss that
-    is not finite. However it ends, `out/last.pt` holds the last whole epoch.
+    brought nothing better. An epoch is `passes` over the images. `whole` is the common.Progress of
+    a job of several trainings, in which the epochs of this one are counted. Returns the history, a
+    list of {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a
+    loss that is not finite. However it ends, `out/last.pt` holds the last whole epoch.
 
     Several processes train the model together, with the same arguments; the first one writes.
     ConnectionError: one of them has ended.
@@ -277,12 +285,17 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     if state:
         continue_run(run, state, out)
     agree(run, out)
+    if whole is not None:  # epochs of an earlier start count, and so does the time that they took
+        whole.advance(run.epoch)
+        whole.start -= sum(row["seconds"] for row in run.history)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, eager=eager)
     with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
         train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
                      epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
-                     is_stopping=is_stopping)
+                     is_stopping=is_stopping, whole=whole)
+    if whole is not None:
+        whole.advance(epochs - run.epoch)  # those that `patience` has spared
     run.take_best()
     return run.history
 
@@ -307,7 +320,7 @@ def last_epoch_kept(run, out, settings):
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
-                 settings, is_stopping):
+                 settings, is_stopping, whole):
     """The epochs of `fit`, with `count` images in batches of `size`; last.pt is written now and
     then. KeyboardInterrupt: `is_stopping()`."""
     saved_at = time.monotonic()
@@ -320,7 +333,9 @@ def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patie
         value = run.validate(validate)
         seconds = time.monotonic() - started
         run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
-        announce(run, epochs)
+        if whole is not None:
+            whole.advance(1)
+        announce(run, epochs, whole)
         if time.monotonic() - saved_at > SAVE_SECONDS:
             run.save(out, settings)
             saved_at = time.monotonic()
@@ -377,8 +392,11 @@ class Run:
             torch._foreach_copy_(self.average.average, averaged)
         self.epoch = state["epoch"]
         self.best_epoch = state["best"]["epoch"]
-        self.best_value = state["best"]["value"]
+        self.best_value = float(state["best"]["value"])
         self.best = [tensor.to(device) for tensor in state["best"]["model"].values()]
+        for row in state["history"]:
+            if not all(isinstance(row[name], (int, float)) for name in LOG):
+                raise TypeError(f"an epoch's history of {row}")
         self.history = state["history"]
         self.snapshot = self.copy()
         self.model.after_epoch(self.epoch)
@@ -542,8 +560,9 @@ def draw_order(count, passes, seed, epoch):
     return order
 
 
-def announce(run, epochs):
-    """A line on stderr: an epoch on a terminal, a minute in a batch job's log."""
+def announce(run, epochs, whole=None):
+    """A line on stderr: an epoch on a terminal, a minute in a batch job's log. It says how long
+    this training still takes, or the `whole` job."""
     now = time.monotonic()
     if not common.is_terminal(sys.stderr) and now - run.announced < common.BATCH_SECONDS:
         return
@@ -551,10 +570,12 @@ def announce(run, epochs):
     row = run.history[-1]
     recent = run.history[-20:]
     seconds = sum(row["seconds"] for row in recent) / len(recent)
+    left = f"{common.duration(seconds * (epochs - row['epoch']))} left"
+    if whole is not None:
+        left = whole.line(now)
     common.say(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
                f"{100 * row['validation']:.2f} %  "
-               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
-               f"{common.duration(seconds * (epochs - row['epoch']))} left")
+               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  {left}")
 
 
 def write_log(out, history):
@@ -564,7 +585,7 @@ def write_log(out, history):
     """
     try:
         with common.writing(out / "log.csv") as file:
-            writer = csv.DictWriter(file, history[0])
+            writer = csv.DictWriter(file, LOG)
             writer.writeheader()
             writer.writerows(history)
     except OSError as error:
@@ -574,7 +595,7 @@ def write_log(out, history):
 def continue_run(run, state, out):
     """Let a run begin where `state`, read from last.pt, ended; log.csv is made anew from its
     history."""
-    threads = state.get("threads")
+    threads = state["threads"]
     if threads != torch.get_num_threads():
         warnings.warn(f"{out / 'last.pt'} was made with {threads} threads, and this process has "
                       f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
@@ -582,7 +603,7 @@ def continue_run(run, state, out):
                       stacklevel=2)
     try:
         run.go_on(state, run.model.states.device)
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
         raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
                          f"{why}): leave --resume out, or give another --out") from None
@@ -596,16 +617,16 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
-    keys = ("settings", "model", "optimizer", "epoch", "best", "history", "average")
-    state = load_file(path, keys)
+    state = load_file(path, LAST)
     differ = []
-    for key in sorted(state["settings"].keys() | settings.keys()):
+    for key in sorted(state["settings"].keys() | settings.keys(), key=str):
         there = state["settings"].get(key)
         here = settings.get(key)
-        if key not in ("epochs", "device") and there != here:
+        is_same = not torch.is_tensor(there) and there == here
+        if key not in ("epochs", "device") and not is_same:
             differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
-        raise ValueError(f"{path} is of another run ({'; '.join(differ)}): give the same options "
+        raise ValueError(f"{path} is of another run ({data.some(differ)}): give the same options "
                          "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
         raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
@@ -613,20 +634,23 @@ def load_last(out, settings, epochs):
     return state
 
 
-def load_file(path, keys):
-    """The dictionary that torch.save left at `path`. ValueError if it is none or lacks one of
-    `keys`."""
+def load_file(path, kinds):
+    """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
+    types `kinds`, name -> type."""
     data.check_archive(path)
     try:
         contents = torch.load(path, weights_only=True, map_location="cpu")
-    except OSError:
-        raise
     except Exception as error:  # of zip, pickle and the weights-only loader
+        data.raise_if_unread(error)
         raise ValueError(f"{path} is no checkpoint ({data.reason(error)})") from None
-    if not isinstance(contents, dict) or not set(keys) <= contents.keys():
+    if not isinstance(contents, dict) or not kinds.keys() <= contents.keys():
         raise ValueError(f"{path} is no such checkpoint of this project: it needs "
-                         f"{', '.join(keys)} (for published "
+                         f"{', '.join(kinds)} (for published "
                          "files: compcos.load_published)")
+    for name, kind in kinds.items():
+        if not isinstance(contents[name], kind):
+            raise ValueError(f"{path} is no such checkpoint of this project: its {name} is a "
+                             f"{type(contents[name]).__name__}, expected a {kind.__name__}")
     return contents
 
 

@@ -3,55 +3,94 @@ an uninterrupted run.
 
     python tests/kill_runs.py --kills 100
 
-A script of some minutes, which pytest does not collect. It ends with status 1 and the kept folder's
-name if a kill left a corrupt file, or a resumed run other bytes or numbers, or stray `.part` files.
+A script of some minutes, which pytest does not collect: progress on stderr, a table at the end, and
+status 1 and the name of a kept folder if a kill left a corrupt file, a traceback or stray `.part`
+files, or a resumed run other bytes or numbers.
 """
 
 import argparse
 import collections
 import csv
 import json
+import math
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; so no run has threads to fork
 
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
-# A run that saves after every epoch, so that many kills fall into a save; the moments of the kills
-# count from its file `begun`, since most of its time goes into imports.
-PROGRAM = """
 import common
-common.wait_gently()
 import compcos
+import drawings
+import evaluate
 import train
-train.SAVE_SECONDS = 0
-open("begun", "w").close()
-compcos.main()
-"""
+
+STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
+KINDS = ("corrupt files", "files that differ", "tracebacks", "stray .part files", "other statuses")
+PLACES = ("before the data were there", "before the first epoch was kept", "in seed 0", "in seed 1",
+          "after the end")
 
 
-def start(folder, epochs, *more):
-    """A run of two seeds on the built-in data, both below `folder`; it has made its imports."""
-    begun = folder / "begun"
-    begun.unlink(missing_ok=True)
-    command = [sys.executable, "-c", PROGRAM, "--data-root", "data", "--out", "out",
-               "--epochs", str(epochs), "--seed", "0", "1", "--save-scores", *more]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    with open(folder / "printed", "w") as printed:
-        run = subprocess.Popen(command, cwd=folder, env=environment, stdout=printed,
-                               stderr=subprocess.STDOUT)
-    while not begun.exists() and run.poll() is None:
-        time.sleep(0.01)
-    return run
+class Killable:
+    """A run of two seeds on the built-in data, both below `folder`, in a process of its own.
+
+    The process is a copy of this one, which has imported torch already: that takes longer than the
+    run, and the kills are to fall into the run. It saves after every epoch, so that many fall into
+    a save.
+    """
+
+    def __init__(self, folder, epochs, *more):
+        self.status = None
+        self.number = os.fork()
+        if self.number == 0:
+            arguments = ["--data-root", "data", "--out", "out", "--epochs", str(epochs), "--seed",
+                         "0", "1", "--save-scores", *more]
+            os._exit(run_here(folder, arguments))
+
+    def wait(self, seconds):
+        """Wait at most so long for the end; whether it has come. `status` is as of subprocess."""
+        end = time.monotonic() + seconds
+        while self.status is None and time.monotonic() < end:
+            ended, status = os.waitpid(self.number, os.WNOHANG)
+            if ended:
+                self.status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.002)
+        return self.status is not None
+
+
+def run_here(folder, arguments):
+    """Let this process be `python compcos.py` in a folder, printing to its file `printed`; returns
+    its status."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` handles it
+    os.chdir(folder)
+    printed = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    train.SAVE_SECONDS = 0
+    evaluate.RESAMPLES = 20
+    drawings.IMAGES.update(train=4, seen=1, unseen=3)  # few, so that a run takes a second
+    status = 0
+    try:
+        compcos.main(arguments)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    return status
 
 
 def contents(path):
@@ -126,67 +165,134 @@ def differences(folder, expected):
 def kill_once(folder, epochs, name, moment, resume):
     """Start a run and send it the signal `name` after `moment` seconds. Returns its status and how
     far it had come."""
-    run = start(folder, epochs, *(["--resume"] if resume else []))
-    try:
-        run.wait(moment)
-    except subprocess.TimeoutExpired:
-        run.send_signal(getattr(signal, name))
-    status = run.wait(120)
-    return status, stage(folder)
+    run = Killable(folder, epochs, *(["--resume"] if resume else []))
+    if not run.wait(moment):
+        os.kill(run.number, getattr(signal, name))
+        if not run.wait(120):
+            os.kill(run.number, signal.SIGKILL)
+            run.wait(math.inf)
+            return f"still running 120 s after {name}", stage(folder)
+    return run.status, stage(folder)
 
 
 def stage(folder):
-    """How far a run had come."""
+    """How far a run had come, of PLACES."""
+    out = folder / "out"
     if not (folder / "data" / "shapes" / "images.csv").exists():
         return "before the data were there"
-    done = [seed for seed in (0, 1) if (folder / "out" / f"seed{seed}" / "metrics.json").exists()]
-    if (folder / "out" / "metrics.json").exists():
+    if (out / "metrics.json").exists():
         return "after the end"
-    begun = [seed for seed in (0, 1) if (folder / "out" / f"seed{seed}" / "last.pt").exists()]
-    if not begun:
-        return "before the first epoch was kept"
-    return f"in seed {min(len(done), 1)}"
+    if (out / "seed0" / "metrics.json").exists():
+        return "in seed 1"
+    if (out / "seed0" / "last.pt").exists():
+        return "in seed 0"
+    return "before the first epoch was kept"
 
 
-def check_kill(folder, name, status):
-    """What a killed run did wrong, a list."""
-    wrong = [f"corrupt: {file}" for file in corrupt_files(folder)]
+def check_kill(folder, name, status, parts):
+    """What a killed run did wrong, kind -> a list; `parts` were there before."""
+    wrong = collections.defaultdict(list)
     printed = (folder / "printed").read_text(errors="replace")
     number = getattr(signal, name)
     # Before `main` handles signals they end Python as they do by default.
     if status not in (0, STATUSES[name], -number):
-        wrong.append(f"status {status} after {name}: {printed[-300:]!r}")
-    if status == STATUSES[name] and "Traceback" in printed:
-        wrong.append(f"a traceback after {name}: {printed[-300:]!r}")
-    if name != "SIGKILL" and status == STATUSES[name] and parts_below(folder / "out"):
-        wrong.append(f"{name} left {parts_below(folder / 'out')}")
+        wrong["other statuses"].append(f"{status} after {name}: {printed[-300:]!r}")
+    if "Traceback" in printed:
+        wrong["tracebacks"].append(f"after {name}: {printed[-300:]!r}")
+    wrong["corrupt files"] += corrupt_files(folder)
+    if name != "SIGKILL" and status == STATUSES[name]:
+        wrong["stray .part files"] += sorted({*parts_below(folder)} - {*parts})
     return wrong
 
 
 def one_trial(folder, epochs, latest, chance, whole):
-    """Kill one run once or several times within `latest` seconds, then let it end; (kills, what was
-    wrong).
+    """Kill one run once or several times within `latest` seconds, then let it end.
 
-    kills: a list of (signal, how far the run had come).
+    Returns the kills, a list of (signal, of PLACES how far the run had come), and what was wrong,
+    kind -> list.
     """
     if chance.random() < 0.75:  # else the run makes the built-in data, too
         shutil.copytree(whole / "data", folder / "data", copy_function=os.link)
     kills = []
-    wrong = []
+    wrong = collections.defaultdict(list)
     is_again = True
     while is_again:
         name = chance.choice(list(STATUSES))
         moment = chance.uniform(0, latest)
+        parts = parts_below(folder)
         status, where = kill_once(folder, epochs, name, moment, bool(kills))
         if status == 0:  # the signal came too late
             break
         kills.append((name, where))
-        wrong += check_kill(folder, name, status)
+        for kind, found in check_kill(folder, name, status, parts).items():
+            wrong[kind] += found
         is_again = chance.random() < 0.5
-    run = start(folder, epochs, "--resume")
-    if run.wait(600) != 0:
-        wrong.append(f"the resumed run failed: {(folder / 'printed').read_text()[-300:]!r}")
+    run = Killable(folder, epochs, "--resume")
+    run.wait(600)
+    printed = (folder / "printed").read_text(errors="replace")
+    if run.status != 0:
+        wrong["other statuses"].append(f"{run.status} of the resumed run: {printed[-300:]!r}")
     return kills, wrong
+
+
+def uninterrupted(folder, epochs):
+    """Run twice, for the data to be there the second time; its contents and the seconds of that."""
+    folder.mkdir()
+    for _ in range(2):
+        began = time.monotonic()
+        run = Killable(folder, epochs)
+        run.wait(math.inf)
+        seconds = time.monotonic() - began
+        if run.status != 0:
+            raise SystemExit((folder / "printed").read_text())
+    files = files_below(folder / "out")
+    return {name: contents(path) for name, path in files.items()}, seconds
+
+
+def show(counts, runs, wrong, seconds):
+    """The closing table, on stdout. counts: (how far the run had come, signal) -> kills; runs: of
+    "all" and of "equal" how many; wrong: kind -> list."""
+    print(f"{'kills':<34}" + "".join(f"{name:>9}" for name in [*STATUSES, "all"]))
+    for place in PLACES:
+        row = [counts[place, name] for name in STATUSES]
+        print(f"{place:<34}" + "".join(f"{count:>9}" for count in [*row, sum(row)]))
+    totals = [sum(counts[place, name] for place in PLACES) for name in STATUSES]
+    print(f"{'all':<34}" + "".join(f"{count:>9}" for count in [*totals, sum(totals)]))
+    print(f"\n{'runs killed and resumed':<34}{runs['all']:>9}")
+    print(f"{'  ended equal, bit for bit':<34}{runs['equal']:>9}")
+    for kind in KINDS:
+        print(f"{kind:<34}{len(wrong[kind]):>9}")
+    print(f"an uninterrupted run took {seconds:.1f} s")
+
+
+def kill_many(top, options):
+    """Kill and resume runs below `top` until there were as many kills as wished; what `show`
+    takes."""
+    chance = random.Random(options.seed)
+    expected, seconds = uninterrupted(top / "whole", options.epochs)
+    latest = seconds
+    counts = collections.Counter()
+    runs = collections.Counter()
+    wrong = {kind: [] for kind in KINDS}
+    with common.Progress("killing", options.kills, "kills") as progress:
+        while counts.total() < options.kills:
+            folder = top / f"trial{runs['all']}"
+            folder.mkdir()
+            kills, found = one_trial(folder, options.epochs, latest, chance, top / "whole")
+            latest *= 1.1 if kills else 0.7  # others may use the machine more or less than before
+            found["files that differ"] += differences(folder / "out", expected)
+            found["stray .part files"] += parts_below(folder)
+            counts.update((place, name) for name, place in kills)
+            runs["all"] += 1
+            if any(found.values()):
+                common.say(f"{folder}: {kills}: {dict(found)}")
+            else:
+                runs["equal"] += 1
+                shutil.rmtree(folder)
+            for kind in KINDS:
+                wrong[kind] += found[kind]
+            progress.update(len(kills), note=f"{runs['all'] - runs['equal']} runs bad")
+    return counts, runs, wrong, seconds
 
 
 def main():
@@ -194,44 +300,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--epochs", type=int, default=4, help="of each run (default 4)")
+    parser.add_argument("--epochs", type=int, default=8, help="of each run (default 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    train.adam(torch.nn.Linear(1, 1), 1e-3, 0, torch.device("cpu"))  # imports much, the first time
     top = Path(tempfile.mkdtemp(prefix="kill_runs_"))
-    whole = top / "whole"
-    whole.mkdir()
-    for _ in range(2):  # the first makes the data, the second is timed
-        run = start(whole, options.epochs)
-        began = time.monotonic()
-        if run.wait() != 0:
-            raise SystemExit((whole / "printed").read_text())
-        seconds = time.monotonic() - began
-    expected = {name: contents(path) for name, path in files_below(whole / "out").items()}
-    latest = seconds
-    counts = collections.Counter()
-    bad = 0
-    trials = 0
-    while sum(counts.values()) < options.kills:
-        folder = top / f"trial{trials}"
-        folder.mkdir()
-        trials += 1
-        kills, wrong = one_trial(folder, options.epochs, latest, chance, whole)
-        counts.update(kills)
-        latest *= 1.1 if kills else 0.7  # others may use the machine more or less than before
-        wrong += differences(folder / "out", expected)
-        wrong += [f"left: {part}" for part in parts_below(folder)]
-        print(f"{sum(counts.values())} kills: {kills}: {'; '.join(wrong) or 'equal'}", flush=True)
-        if wrong:
-            bad += 1
-        else:
-            shutil.rmtree(folder)
-    for (name, where), count in sorted(counts.items()):
-        print(f"{name:8} {where:32} {count:4}")
-    print(f"{sum(counts.values())} kills of {trials} runs: {trials - bad} runs ended as if they "
-          f"had not been killed, {bad} did not; an uninterrupted run takes {seconds:.1f} s "
-          "after its imports")
-    if bad:
+    counts, runs, wrong, seconds = kill_many(top, options)
+    show(counts, runs, wrong, seconds)
+    if any(wrong.values()):
         raise SystemExit(f"see {top}")
     shutil.rmtree(top)
 

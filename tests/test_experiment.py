@@ -655,7 +655,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
     path = tmp_path / "small.pt"
     torch.save({"weights": torch.arange(40.0), "seen": torch.ones(9, dtype=torch.bool)}, path)
     whole = path.read_bytes()
-    good = str(train.load_file(path, ()))
+    good = str(train.load_file(path, {}))
     refused = 0
     for place in range(whole.index(b"PK\x01\x02"), len(whole)):
         for bit in (4, 7):
@@ -663,7 +663,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
             broken[place] ^= 1 << bit
             path.write_bytes(broken)
             try:
-                assert str(train.load_file(path, ())) == good, (place, bit)
+                assert str(train.load_file(path, {})) == good, (place, bit)
             except ValueError as error:
                 refused += 1
                 assert "small.pt" in str(error) and "weights_only" not in str(error)
@@ -701,13 +701,14 @@ def test_runs_of_other_seeds_are_gone_or_refused(toy, tmp_path, capsys):
 
 
 def test_no_room_for_scores_leaves_nothing(toy, tmp_path, monkeypatch, capsys):
-    def full(path, size):
-        raise OSError(28, f"no room for {path}")
+    def full(handle, start, size):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(experiment.common, "reserve", full)
+    monkeypatch.setattr(experiment.common.os, "posix_fallocate", full, raising=False)
     with pytest.raises(SystemExit) as stop:
         run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
-    assert stop.value.code == 2 and "no room" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and f"no room for {tmp_path / 'run' / 'scores.npy'}," in error
     assert not list((tmp_path / "run").glob("*scores*"))
     assert list((tmp_path / "run").glob("last.pt"))  # the training is not lost
     monkeypatch.undo()
@@ -772,7 +773,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
             data.check_archive(path)
             with np.load(path) as archive:
                 return {name: archive[name].tobytes() for name in archive}
-        held = train.load_file(path, ())
+        held = train.load_file(path, {})
         weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}
         return {**held, "weights": weights, "feasibility": held["feasibility"].tolist(),
                 "seen": held["seen"].tolist(), "named": held["named"].tolist(),
@@ -816,7 +817,39 @@ def test_a_batch_log_gets_an_epoch_a_minute(capsys, monkeypatch, terminal, lines
     assert capsys.readouterr().err.count("epoch 1/10  loss 0.5000  ") == lines
 
 
-@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "metrics.json"])
+def test_scores_and_means_of_an_earlier_state_are_gone(toy, tmp_path, monkeypatch):
+    """Scores stay as long as they are of the same best epoch; means go before the first seed."""
+    options = ("--dataset", toy, "--out", tmp_path / "run")
+    out = run(*options, "--save-scores")
+    run(*options, "--resume")
+    assert (out / "scores.npy").exists()
+    metrics = json.loads((out / "metrics.json").read_text())
+    (out / "metrics.json").write_text(json.dumps(metrics | dict(best_epoch=9)))
+    run(*options, "--resume")
+    assert not list(out.glob("scores*"))
+    run(*options, "--seed", "0", "1")
+    monkeypatch.setattr(experiment, "train_model", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(*options, "--seed", "0", "1")
+    assert not (out / "metrics.json").exists()
+
+
+def test_a_flipped_bit_of_scores_is_found(toy, tmp_path):
+    out = run("--dataset", toy, "--out", tmp_path / "run", "--save-scores")
+    evaluate.load([out / "scores_open.npz"])
+    path = out / "scores.npy"
+    whole = path.read_bytes()
+    for place in (200, len(whole) - 1):
+        broken = bytearray(whole)
+        broken[place] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="scores.npy is damaged"):
+            evaluate.load([out / "scores_open.npz"])
+    evaluate.load([out / "scores_open.npz", path])  # scores that are named may be any
+
+
+@pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "compositions.csv", "curves.npz",
+                                  "feasibility.csv", "best.pt", "metrics.json"])
 def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys, name):
     """Half a file fits: the error names it, nothing of it is left, and --resume makes the rest."""
     whole = run("--dataset", toy, "--out", tmp_path / "whole")
@@ -835,6 +868,8 @@ def test_a_disk_that_fills_up_loses_no_epoch(toy, tmp_path, monkeypatch, capsys,
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.count("\n") == 1
     assert f"cannot write {out / name}: No space left on device" in error
+    assert name == "last.pt" or f"the training is kept in {out / 'last.pt'}: --resume" in error
+    assert not (out / "metrics.json").exists()
     assert not (out / name).exists() and not list(out.glob("*.part")) + list(out.glob(".*.part"))
     run("--dataset", toy, "--out", out, "--resume")
     for file in ("predictions.csv", "feasibility.csv", "metrics.json"):

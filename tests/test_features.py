@@ -1,6 +1,7 @@
 """Tests of features.py: torchvision's crops and features (golden files), broken files, the cache,
 weights, devices."""
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -253,19 +254,37 @@ def test_download_is_checked_and_kept(hub, weights, monkeypatch):
         )
 
 
-def test_a_server_of_weights_that_hangs_times_out(hub, monkeypatch):
-    """It takes the connection and never answers."""
+@pytest.mark.parametrize("answer", [
+    b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nPK\x03\x04"], ids=["none", "begun"])
+def test_a_server_of_weights_that_hangs_times_out(answer, hub, tmp_path, monkeypatch, capsys):
+    """It takes the connection and says nothing, or not all; the script ends in one line."""
     cache, _, _ = hub
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
+    dataset = make_dataset(tmp_path / "mine", 3)
+    rows = [f"{dataset.images[phase][0]},red,shoe,{phase}" for phase in data.PHASES]
+    (tmp_path / "mine/images.csv").write_text("\n".join(["image,state,object,split", *rows]))
+    connections = []
+
+    def hang(server):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                connections.append(server.accept()[0])
+                connections[-1].sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=hang, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
         monkeypatch.setattr(features, "WEIGHTS_URL", f"http://127.0.0.1:{port}/net-01234567.pth")
         monkeypatch.setattr(features.download.fetch, "__kwdefaults__",
                             features.download.fetch.__kwdefaults__ | dict(timeout=0.2, wait=0))
         started = time.monotonic()
-        with pytest.raises(OSError, match=r"timed out.*put it at .*--weights FILE"):
-            features.load_backbone()
-    assert time.monotonic() - started < 5
-    assert not list(cache.glob("*"))
+        with pytest.raises(SystemExit) as end:
+            features.main([str(tmp_path / "mine"), "--device", "cpu"])
+        server.shutdown(socket.SHUT_RDWR)
+    assert time.monotonic() - started < 5 and connections
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: .*timed out.*put it at .*--weights FILE\n", error)
+    assert not list(cache.glob("[!.]*"))  # but what has come is kept, hidden
 
 
 def test_weights_that_are_none(tmp_path):
@@ -1004,63 +1023,41 @@ def test_a_damaged_cache_is_named(tmp_path, cheap):
         load(dataset, cheap)
 
 
-# Several processes
+# Several processes: test_processes.py has more
 
 
-WORKER = f"""if True:
+KILLED = f"""if True:
     import os, pathlib, sys
     sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
-    folder, kill_rank = pathlib.Path(sys.argv[1]), sys.argv[2]
-    import numpy as np, features, test_features
+    folder = pathlib.Path(sys.argv[1])
+    import features, test_features
     calls = []
     def network(batch):
         calls.append(0)
-        if os.environ["RANK"] == kill_rank and len(calls) == 4:
+        if os.environ["RANK"] == "1" and len(calls) == 4:
             os._exit(9)
         return 2 * test_features.mean_colour(batch)
     features.SAVE_EVERY, features.load_backbone = 0, lambda weights: network
     dataset = test_features.make_dataset(folder, 12)
-    _, made, _ = features.load_features(dataset, weights=folder / "cheap.pth", device="cpu",
-                                        batch_size=1)
-    np.savez(folder.parent / ("made-" + os.environ["RANK"]), calls=len(calls), **made)
+    features.load_features(dataset, weights=folder / "cheap.pth", device="cpu", batch_size=1)
 """
 
 
-def run_processes(folder, kill_rank="none"):
-    """Exit status of two processes that extract together; torchrun, whose own store finds a free
-    port, starts them, and ends both when one is killed."""
+def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
+    """After one of two dies, torchrun ends both, and one process does what is left."""
+    folder = tmp_path / "mine"
+    dataset = make_dataset(folder, 12)
+    (folder / "cheap.pth").write_text("2")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     running = subprocess.Popen(
-        [*torchrun, "2", "--no-python", sys.executable, "-c", WORKER, str(folder), kill_rank],
+        [*torchrun, "2", "--no-python", sys.executable, "-c", KILLED, str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
     )
     try:
-        return running.wait(100)
+        assert running.wait(100) != 0
     finally:
         running.terminate()
-
-
-def test_two_processes_share_the_images(tmp_path):
-    folder = tmp_path / "mine"
-    dataset = make_dataset(folder, 12)
-    (folder / "cheap.pth").write_text("2")
-    assert run_processes(folder) == 0
-    for rank in (0, 1):
-        with np.load(tmp_path / f"made-{rank}.npz") as made:
-            assert made["calls"] == 6
-            for phase in data.PHASES:
-                np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
-    assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
-    with np.load(folder / "features.npz") as stored:
-        assert len(stored["files"]) == 12
-
-
-def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
-    folder = tmp_path / "mine"
-    dataset = make_dataset(folder, 12)
-    (folder / "cheap.pth").write_text("2")
-    assert run_processes(folder, kill_rank="1") != 0
     assert (folder / "features.partial-1.npz").exists() and not (folder / "features.npz").exists()
     monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: 2 * mean_colour(x))
     made = load(dataset, folder / "cheap.pth")[1]
