@@ -15,6 +15,7 @@ composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
 import argparse
 import csv
 import io
+import itertools
 import os
 import re
 import shlex
@@ -94,9 +95,13 @@ class Dataset(NamedTuple):
     def path(self, image):
         """Where an image lies: under `images/`, or (own data) beside images.csv.
 
-        A disk may spell `é` as one character or as two (NFC, NFD): both are looked for.
+        A disk may spell `é` as one character or as two (NFC, NFD), and each folder in its own way:
+        all are looked for.
         """
-        for name in dict.fromkeys((image, unicodedata.normalize("NFD", image))):
+        spellings = []
+        for part in image.split("/"):
+            spellings.append(dict.fromkeys((part, unicodedata.normalize("NFD", part))))
+        for name in map("/".join, itertools.product(*spellings)):
             for folder in (self.folder / "images", self.folder):
                 if (folder / name).exists():
                     return folder / name
@@ -128,10 +133,12 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
         raise FileNotFoundError(no_named_folder(name, Path(root)))
-    folders = [Path(name), Path(root, name)]
+    folders = dict.fromkeys((Path(name), Path(root, name)))
     for folder in folders:
         if folder.is_dir():
             return folder
+        if folder.is_file():
+            raise FileNotFoundError(f"{folder} is a file: name its folder, {folder.parent}")
     looked = " or ".join(map(str, folders))
     raise FileNotFoundError(
         f"no dataset {str(name)!r}: no folder {looked}; names: {', '.join(FOLDERS)}")
@@ -791,8 +798,12 @@ def no_photo(path):
             problem = too_many_pixels(image.size, limit and 2 * limit)
             if problem:
                 return problem
-            image.draft("RGB", (256, 256))  # of a JPEG, at a fraction of its size: faster
-            rgb(image)
+            image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
+            image.load()
+            if image.mode == "F":  # its values decide
+                rgb(image)
+            else:
+                rgb(image.crop((0, 0, 1, 1)))
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
@@ -855,7 +866,11 @@ def unnamed_photos(dataset):
     named = set(dataset.skipped).union(*dataset.images.values())
     above = f"{root.resolve().as_posix()}/"
     named |= {image.removeprefix("images/").removeprefix(above) for image in named}
-    unnamed = [photo for photo in photo_files(root)[0] if plain(photo) not in named]
+    try:
+        photos, _ = photo_files(root)
+    except OSError as error:
+        return [f"whether there are photos that no row names was not seen: {error}"]
+    unnamed = [photo for photo in photos if plain(photo) not in named]
     if not unnamed:
         return []
     return [f"{count(len(unnamed), 'photo')} in {root} that no row names: {some(unnamed)}"]
@@ -953,7 +968,8 @@ def reason(error):
     """What an exception says, without the advice of NumPy and torch to load unsafely."""
     text = " ".join(str(error).split())
     if "allow_pickle" in text or "weights_only" in text:
-        return "Object arrays or other Python objects: only plain data are loaded"
+        return ("Object arrays or other Python objects: only plain data are loaded, names as by "
+                "np.array(names, str)")
     return f"{type(error).__name__}: {text[:100]}"
 
 
@@ -1160,12 +1176,15 @@ def photo_files(root):
     """(photos, left out): names of files below `root`, `/` between folders, sorted.
 
     Links to folders are followed, once around a circle. Hidden files and what systems leave behind
-    (Thumbs.db, @eaDir) are in neither list.
+    (Thumbs.db, @eaDir) are in neither list. OSError: a folder that may not be looked into.
     """
+    def stop(error):
+        raise error
+
     suffixes = photo_suffixes()
     photos = []
     left_out = []
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
         subfolders[:] = [name for name in subfolders if is_worth_a_word(name)
                          and not is_circle(folder, os.path.join(folder, name))]
         for name in files:
@@ -1343,8 +1362,9 @@ def next_command(dataset, name, root, features=None, options=""):
     if features:
         command += f" --features {shlex.quote(features)}"
     command += options
-    there = [dataset.folder / "vectors.txt", Path(root, "w2v"), Path(root, "fast")]
-    if any(place.exists() for place in there):
+    needed = ["w2v"] if dataset.name in ("utzappos", "cgqa") else ["w2v", "fast"]
+    has_all = all(Path(root, folder).exists() for folder in needed)
+    if has_all or (dataset.folder / "vectors.txt").exists():
         return command
     return (f"{command} --vectors random"
             "   # better: a file of word vectors, or glove, word2vec, fasttext (see download.py)")

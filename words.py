@@ -11,6 +11,7 @@ ones have no other. fastText's `.bin` makes vectors for unknown words from their
 lower case and the first two readings.
 """
 
+import codecs
 import gzip
 import os
 import re
@@ -382,6 +383,8 @@ def _recognise(head):
     dim = widths.most_common(1)[0][0] if lines else 0
     if dim >= 1 and 2 * _count_text(lines, dim) >= len(lines):
         return Shape("glove", None, dim, start)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it is in UTF-16: save it as UTF-8")
     raise ValueError(f"it begins with {head[:20]!r}, which is neither GloVe, word2vec, fastText, "
                      ".npz nor one of these in a .gz or .zip")
 
@@ -596,8 +599,8 @@ def _read_npz(file, wanted, tick, shape):
         for names, vectors in ARRAYS.items():
             if names not in arrays or vectors not in arrays:
                 continue
-            words = arrays[names]
-            rows = arrays[vectors].astype(np.float32)
+            words = _plain_array(arrays, names)
+            rows = _plain_array(arrays, vectors).astype(np.float32)
             if rows.ndim != 2 or words.shape != rows.shape[:1]:
                 raise ValueError(f"{vectors} has shape {rows.shape}, expected ({len(words)}, D) "
                                  f"for {names}")
@@ -609,6 +612,15 @@ def _read_npz(file, wanted, tick, shape):
             raise ValueError("expected arrays `names` and `vectors` of one D, found "
                              f"{', '.join(arrays.files)}")
     return found, dims.pop()
+
+
+def _plain_array(arrays, name):
+    """An array of an .npz. ValueError: it holds Python objects, whose loading could run code."""
+    try:
+        return arrays[name]
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read, as where it holds Python objects: save names as "
+                         "np.array(names, str), vectors as np.array(vectors, float)") from error
 
 
 READERS = {

@@ -716,9 +716,12 @@ def test_decomposed_names_are_one_with_composed_ones(tmp_path):
         (f"{decomposed}/1.jpg", composed, "cat", "train"),
         (f"{composed}/2.jpg", decomposed, "dog", "val"),
         ("3.jpg", composed, "cat", "test"),
+        (f"{composed}/{composed}.jpg", composed, "cat", "test"),
+        (f"{composed}/{composed}/4.jpg", composed, "cat", "test"),
     ]
     table(tmp_path, rows)
-    for name in (f"{decomposed}/1.jpg", f"{decomposed}/2.jpg", "3.jpg"):
+    mixed = f"{decomposed}/{composed}.jpg", f"{composed}/{decomposed}/4.jpg"
+    for name in (f"{decomposed}/1.jpg", f"{decomposed}/2.jpg", "3.jpg", *mixed):
         touch(tmp_path / "images" / name)
     dataset = data.load(tmp_path)
     assert (
@@ -905,7 +908,20 @@ def test_next_command_is_one_that_can_be_typed(tmp_path, capsys):
     output = check(capsys, folder, "--make-split")[1]
     assert f"next: python compcos.py --dataset '{folder}' --vectors random" in output
     (folder / "vectors.txt").touch()
-    assert check(capsys, folder)[1].endswith(f"next: python compcos.py --dataset '{folder}'\n")
+    command = f"next: python compcos.py --dataset '{folder}'"
+    assert check(capsys, folder)[1].endswith(f"{command}\n")
+    (folder / "vectors.txt").unlink()
+    root = ["--data-root", tmp_path]
+    (tmp_path / "w2v").mkdir()  # alone it is not what a folder's default needs
+    assert " --vectors random" in check(capsys, folder, *root)[1]
+    (tmp_path / "fast").mkdir()
+    assert check(capsys, folder, *root)[1].endswith(f"{command} --data-root {tmp_path}\n")
+
+
+def test_a_file_in_place_of_its_folder_is_told(tmp_path, capsys):
+    (tmp_path / "images.csv").touch()
+    status, output = check(capsys, tmp_path / "images.csv")
+    assert status == 2 and f"is a file: name its folder, {tmp_path}" in output
 
 
 # ---- features ------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import types
 import zlib
 from pathlib import Path
 
@@ -20,6 +23,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+import compcos
 import data
 import features
 
@@ -887,6 +891,97 @@ def test_read_only_data(tmp_path, cheap, decoded, read_only):
     assert [path.name for path in (tmp_path / "caches/here").iterdir()] == ["mine-features.npz"]
     assert [path.name for path in dataset.folder.iterdir()] == ["images"]
     np.testing.assert_allclose(first["train"], colours(dataset, "train"), atol=1e-5)
+
+
+@pytest.fixture
+def nobody():
+    """(a folder that nobody may write, one that may be written), looked at as another user."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    data.photo_suffixes()  # Pillow's plugins, which others may not be allowed to import
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        closed = Path(folder, "closed")
+        opened = Path(folder, "opened")
+        for place, mode in ((closed, 0o755), (opened, 0o777), (Path(folder), 0o755)):
+            place.mkdir(exist_ok=True)
+            place.chmod(mode)
+        try:
+            yield closed, opened
+        finally:
+            os.seteuid(0)
+
+
+def test_data_of_another_user(nobody, decoded, monkeypatch):
+    closed, opened = nobody
+    weights = opened / "cheap.pth"
+    weights.write_text("2")
+    monkeypatch.setattr(features, "load_backbone", lambda path: mean_colour)
+    dataset = make_dataset(closed)
+    os.seteuid(65534)
+    with pytest.raises(OSError, match="cannot cache features in .*closed .Permission denied"):
+        load(dataset, weights)
+    assert not decoded
+    noted, _, _ = load(dataset, weights, fallback=opened / "runs")
+    cache = opened / "runs/mine-features.npz"
+    assert noted.notes == [f"{closed} cannot be written: features are cached in {cache}"]
+    assert cache.exists() and [path.name for path in closed.iterdir()] == ["images"]
+    os.seteuid(0)
+    (closed / "images/red_shoe").chmod(0)
+    os.seteuid(65534)
+    with pytest.raises(PermissionError):
+        data.photo_files(closed)  # and does not take it for empty
+    assert "was not seen" in data.unnamed_photos(dataset)[0]
+
+
+def test_the_page_runs_with_stand_ins_for_timm_and_open_clip(tmp_path, monkeypatch):
+    page = (Path(features.__file__).parent / "README.md").read_text(encoding="utf-8")
+    block = next(part for part in page.split("```") if "import open_clip" in part)
+    for state in ("wet", "dry"):
+        for object_ in ("dog", "cat", "hat"):
+            (tmp_path / "photos" / state / object_).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (9, 8), (len(state), number, 9)).save(
+                    tmp_path / "photos" / state / object_ / f"{number}.png"
+                )
+    data.make_split(tmp_path / "photos")
+
+    class Transform:  # PIL image -> (3, 4, 4)
+        def __call__(self, image):
+            return torch.from_numpy(np.array(image.resize((4, 4)), np.float32)).permute(2, 0, 1)
+
+    class Clip(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.visual = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
+            self.token_embedding = torch.nn.Embedding(99, 7)
+
+        def encode_text(self, tokens):  # (N, 77) int64 -> (N, 7)
+            return self.token_embedding(tokens).mean(1)
+
+    def tokenize(texts):
+        return torch.tensor([[len(text)] * 77 for text in texts])
+
+    timm = types.ModuleType("timm")
+    timm.create_model = lambda name, pretrained, num_classes: Clip().visual
+    timm.data = types.SimpleNamespace(
+        resolve_model_data_config=lambda model: {"input_size": (3, 4, 4), "crop_pct": 1.0},
+        create_transform=lambda input_size, crop_pct: Transform(),
+    )
+    open_clip = types.ModuleType("open_clip")
+    open_clip.create_model_and_transforms = lambda name, pretrained: (Clip(), None, Transform())
+    open_clip.get_tokenizer = lambda name: tokenize
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "open_clip", open_clip)
+    monkeypatch.chdir(tmp_path)
+    exec(block.removeprefix("text"), {})
+
+    command = "python compcos.py --dataset photos --features clip.npz --vectors clip_words.npz"
+    assert command in page
+    compcos.main([*command.split()[2:], "--epochs", "1", "--members", "1", "--device", "cpu"])
+    settings = json.loads(Path("runs/photos-compcos-open/metrics.json").read_text())["settings"]
+    assert settings["vectors"] == ["clip_words.npz"] and "clip.npz" in settings["backbone"]
+    for name, width in (("dino", 6), ("clip", 6)):
+        assert data.read_features(f"{name}.npz")["features"].shape == (24, width)
 
 
 def test_a_cache_of_named_weights_serves_without_naming_them(tmp_path, cheap, decoded, monkeypatch):

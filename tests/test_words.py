@@ -257,11 +257,20 @@ def test_missing_words_stand_in(write):
         word_vectors(["midcalf"], path, missing="mean")
 
 
+def archive(**arrays):
+    """The bytes of an .npz."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         (b"<!DOCTYPE html>\n<html>", "<!DOCTYPE html>"),
         (b"", "b''"),
+        ("old 0.1 0.2".encode("utf-16"), "in UTF-16: save it as UTF-8"),
+        (archive(names=np.array(["old"], object), vectors=np.ones((1, 2))), "np.array.names, str."),
         (b"PK\x03\x04 no zip", "not a zip file"),
         (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, expected 2"),
         (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
