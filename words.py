@@ -284,7 +284,8 @@ def _read(names, path):
         if dim < 1:
             raise ValueError(f"its vectors have {dim} numbers, expected 1 or more")
     except UNREADABLE as error:
-        raise ValueError(f"cannot read word vectors from {path}: {error}") from error
+        why = "arrays of objects, expected plain ones" if "allow_pickle" in str(error) else error
+        raise ValueError(f"cannot read word vectors from {path}: {why}") from error
     return shape.kind, found, dim
 
 
@@ -599,8 +600,8 @@ def _read_npz(file, wanted, tick, shape):
             words = arrays[names]
             rows = arrays[vectors].astype(np.float32)
             if rows.ndim != 2 or words.shape != rows.shape[:1]:
-                raise ValueError(f"{vectors} has shape {rows.shape}, expected ({len(words)}, D) "
-                                 f"for {names}")
+                raise ValueError(f"{vectors} has shape {rows.shape}, expected (N, D), for {names} "
+                                 f"of shape {words.shape}, expected (N,)")
             dims.add(rows.shape[1])
             for word, vector in zip(words.tolist(), rows):
                 if word in wanted:
