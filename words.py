@@ -600,8 +600,8 @@ def _read_npz(file, wanted, tick, shape):
             words = arrays[names]
             rows = arrays[vectors].astype(np.float32)
             if rows.ndim != 2 or words.shape != rows.shape[:1]:
-                raise ValueError(f"{vectors} has shape {rows.shape}, expected (N, D), for {names} "
-                                 f"of shape {words.shape}, expected (N,)")
+                raise ValueError(f"{vectors} has shape {rows.shape}, expected ({words.size}, D) "
+                                 f"for {names} of shape {words.shape}")
             dims.add(rows.shape[1])
             for word, vector in zip(words.tolist(), rows):
                 if word in wanted:
