@@ -43,14 +43,16 @@ def wait_gently():
 class Progress:
     """A line on stderr that says what, how far and how long still.
 
-    On a terminal it is redrawn; in a batch job's log it is a line a minute.
+    On a terminal it is redrawn; in a batch job's log it is a line a minute. With `together` it
+    counts what all processes do, which must all make it at the same place.
 
     >>> with Progress("decoding", total=2, unit="images") as progress:
     ...     progress.update(1)
     ...     progress.update(1, note="0 broken")
     """
 
-    def __init__(self, what, total=None, unit=""):
+    def __init__(self, what, total=None, unit="", together=False):
+        self.add = tally() if together else None
         self.what = what
         self.total = total
         self.unit = unit
@@ -62,7 +64,7 @@ class Progress:
 
     def update(self, count=1, note=""):
         """Advance by `count` (in the unit of `total`); redraw at most ten times a second."""
-        self.done += count
+        self.advance(count)
         now = time.monotonic()
         pause = 0.1 if self.on_terminal else BATCH_SECONDS
         is_last = self.on_terminal and self.done == self.total
@@ -76,7 +78,14 @@ class Progress:
         else:
             write_quietly(sys.stderr, f"{line}\n")
 
-    def line(self, now, note):
+    def advance(self, count):
+        """Count, and draw nothing."""
+        if self.add is None:
+            self.done += count
+        else:
+            self.done = self.add(count)
+
+    def line(self, now, note=""):
         """What is shown at a time."""
         rate = self.done / max(now - self.start, 1e-9)
         line = f"{printable(self.what)} {self.done:,}"
@@ -323,8 +332,12 @@ def take_lock(handle):
 
 # ---- several processes ----
 #
-# `torchrun` starts them and tells each its number and theirs in the environment. Without it there
-# is one process, all of this does nothing, and torch.distributed is not imported.
+# `torchrun` starts the same script several times and tells each process its number and theirs in
+# the environment. All run the same lines and choose their part by `rank()`: `share` divides rows,
+# `spread` and `take_turns` divide trainings, inside `alone()` a process works as if it were the
+# only one. They meet at `gather`: whoever reaches it waits for all others, so all must reach it.
+# Without torchrun there is one process, all of this does nothing, and torch.distributed is not
+# imported.
 
 
 def rank():
@@ -373,7 +386,8 @@ def group():
 
 
 def gather(value):
-    """What each process gave, a list in order of rank. All wait for the last one."""
+    """What each process gave, a list in order of rank. All wait for the last one, and often that is
+    what it is called for."""
     if processes() == 1:
         return [value]
     values = [None for _ in range(processes())]
@@ -392,25 +406,48 @@ def spread(items, work):
     for start in range(0, len(items), processes()):
         begun = items[start:start + processes()]
         result = None
-        if rank() < len(begun):
+        if rank() < len(begun):  # in the last round there may be fewer items than processes
             item = begun[rank()]
             with alone():
                 result = work(item)
         yield from zip(begun, gather(result))
 
 
-def take_turns(count, what):
-    """Yield numbers below `count`, ascending; of several processes each number goes to the first
-    that is free. `what`, the same in all of them, tells one such list from others."""
+def tally():
+    """A function `add(count)` that adds to one sum of all processes and returns it.
+
+    All must call `tally` at the same place. To add, none waits for another, and the function adds
+    to the same sum inside `alone()`.
+    """
     if processes() == 1:
-        yield from range(count)
-        return
+        total = 0
+
+        def add(count):
+            nonlocal total
+            total += count
+            return total
+
+        return add
+    name = gather(secrets.token_hex(8))[0]
     with group() as distributed:
+        # Numbers by name, which torchrun keeps for all; torch has no public way to it.
         store = distributed.distributed_c10d._get_default_store()
-    number = store.add(what, 1) - 1
+
+    def add_for_all(count):
+        with group():
+            return store.add(name, count)
+
+    return add_for_all
+
+
+def take_turns(count):
+    """Yield numbers below `count`, ascending; of several processes each number goes to the first
+    that is free. All must begin at the same place."""
+    take = tally()
+    number = take(1) - 1
     while number < count:
         yield number
-        number = store.add(what, 1) - 1
+        number = take(1) - 1
 
 
 def check_shared(folder):
@@ -428,7 +465,7 @@ def check_shared(folder):
     if not all(sees):
         blind = [str(number) for number, is_there in enumerate(sees) if not is_there]
         raise OSError(f"{folder}: process {', '.join(blind)} of {processes()} does not see what "
-                      "process 0 wrote there: --out needs a folder that all machines share")
+                      "process 0 wrote there: give a folder that all machines share")
 
 
 @contextmanager
@@ -506,8 +543,11 @@ def command(main):
                 say_for_all(f"error: {error}")
                 status = 2
             except KeyboardInterrupt as interrupt:
+                text = str(interrupt) or "interrupted"
+                if processes() > 1 and received == [signal.SIGTERM]:
+                    text = f"torchrun has ended all, as it does when one process fails; {text}"
                 if rank() == 0:
-                    say(f"\n{str(interrupt) or 'interrupted'}")
+                    say(f"\n{text}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if not is_out_of_memory(error):

@@ -7,7 +7,9 @@ shared space, F features, K members. A composition (s, o) has the index s * O + 
 
 import argparse
 import csv
+import fnmatch
 import glob
+from functools import partial
 from pathlib import Path
 
 import common
@@ -110,18 +112,13 @@ class CompCos(nn.Module):
     def score(self, features, compositions):
         """Cosines (B, S, O) = (x·a_s + x·b_o) / |a_s + b_o| for unit x = ω(image), from
         `compositions()`; and the prior, where one was set."""
-        by_state, by_object = self.halves(features, compositions)
+        by_state, by_object = halves(self.embed_images(features), compositions)
         scores = (by_state[:, :, None] + by_object[:, None, :]) * compositions[2]
         if self.config["unit_images"] and not self.training:
             scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         if self.prior is not None:
             scores += self.prior
         return scores
-
-    def halves(self, features, compositions):
-        """x·a_s (B, S) and x·b_o (B, O) for x = ω(image)."""
-        x = self.embed_images(features)
-        return x @ compositions[0].T, x @ compositions[1].T
 
     def cosines(self, features, pairs):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
@@ -235,12 +232,13 @@ class Members(nn.Module):
         """As that of CompCos, for every member."""
         for member in self.members:
             member.set_training(seen, **settings)
+            member.training_loss.is_alone = False
         return self
 
     def loss(self, features, target):
         """The sum of the members' losses: the gradient of each is what it would be alone."""
-        losses = side_by_side([member.loss for member in self.members], features, target)
-        return torch.stack(losses).sum()
+        losses = [partial(member.loss, features, target) for member in self.members]
+        return torch.stack(side_by_side(losses, features.device)).sum()
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
@@ -265,12 +263,17 @@ class Members(nn.Module):
         return [dict(params=params, lr=rate) for rate, params in together.items()]
 
 
-def side_by_side(functions, *arguments):
-    """What each function gives; on CUDA on streams of their own, so that small kernels share the
-    GPU."""
-    first = arguments[0]
-    if first.device.type != "cuda" or len(functions) == 1:
-        return [function(*arguments) for function in functions]
+def halves(embedded, compositions):
+    """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D) and what `compositions()` gives."""
+    a, b, _ = compositions
+    return embedded @ a.T, embedded @ b.T
+
+
+def side_by_side(functions, device):
+    """The tensor or tensors that each function gives; on CUDA on streams of their own, so that
+    small kernels share the GPU."""
+    if device.type != "cuda" or len(functions) == 1:
+        return [function() for function in functions]
     main = torch.cuda.current_stream()
     results = []
     streams = []
@@ -278,10 +281,13 @@ def side_by_side(functions, *arguments):
         stream = torch.cuda.Stream()
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
-            results.append(function(*arguments))
+            results.append(function())
         streams.append(stream)
-    for stream in streams:
+    for stream, result in zip(streams, results):
         main.wait_stream(stream)
+        for tensor in [result] if torch.is_tensor(result) else result:
+            # Else its memory may be used again on its own stream while it is still read here.
+            tensor.record_stream(main)
     return results
 
 
@@ -483,6 +489,7 @@ class TrainingLoss(nn.Module):
         self.word_rate = word_rate
         self.partner_prior = partner_prior
         self.plain = plain
+        self.is_alone = True  # no other member fills a GPU meanwhile
         device = model.states.device
         dtype = model.states.dtype
         seen = torch.as_tensor(seen, device=device)
@@ -519,8 +526,14 @@ class TrainingLoss(nn.Module):
         penalty = self.penalty
         if self.offsets is not None:
             penalty = penalty - self.offsets  # added to the logits of the seen, 0 elsewhere
-        compositions = model.compositions()
-        by_state, by_object = model.halves(features, compositions)
+        if self.is_alone:
+            # Images and compositions meet only in the logits: a GPU makes both at once.
+            work = [model.compositions, partial(model.embed_images, features)]
+            compositions, embedded = side_by_side(work, features.device)
+        else:
+            compositions = model.compositions()
+            embedded = model.embed_images(features)
+        by_state, by_object = halves(embedded, compositions)
         factor = self.scale * compositions[2]
         second, share = mixed or (None, None)
         return FusedLoss.apply(by_state, by_object, factor, penalty, target, second, share)
@@ -735,6 +748,10 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
                          f"{', '.join(experiment.CANDIDATE_SETS)}")
     if top < 1:
         raise ValueError(f"--top is {top}: expected the number of answers an image, 1 or more")
+    if isinstance(images, (str, Path)):
+        images = [images]
+    if not len(images):
+        raise ValueError("no images to predict: expected one or more")
     checkpoint = model.checkpoint
     scale = checkpoint["settings"]["scale"]
     indices, scores, totals = best_compositions(
@@ -766,22 +783,30 @@ def allowed_answers(checkpoint):
 
 def find_images(arguments):
     """The image files that files, folders and patterns name, each once, in order. ValueError:
-    nothing there."""
+    nothing there. What of a folder is no photo is said."""
     found = []
     for argument in arguments:
-        path = Path(argument)
-        if path.is_dir():
-            photos, _ = data.photo_files(path)
-            images = [path / photo for photo in photos]
-        elif path.exists() or not glob.has_magic(argument):
-            images = [path]  # a missing file is named, with all others, when it is opened
-        else:
-            images = sorted(Path(image) for image in glob.glob(argument, recursive=True))
+        paths = [argument]  # a missing file is named, with all others, when it is opened
+        if glob.has_magic(argument) and not Path(argument).exists():
+            paths = sorted(glob.glob(argument, recursive=True))
+        images = []
+        for path in paths:
+            images += images_at(Path(path))
         if not images:
             raise ValueError(f"no image in {argument}: expected image files, folders of them or "
                              "patterns as 'photos/*.jpg'")
         found += images
     return [str(image) for image in dict.fromkeys(found)]
+
+
+def images_at(path):
+    """The photos below a folder, with a note of what else is there; of any other path, itself."""
+    if not path.is_dir():
+        return [path]
+    photos, left_out = data.photo_files(path)
+    if left_out:
+        print(f"note: {path}: {data.what_stayed_out(photos, left_out)}")
+    return [path / photo for photo in photos]
 
 
 def features_of_files(checkpoint, options):
@@ -805,18 +830,44 @@ def features_of_files(checkpoint, options):
 
 
 def features_of_table(options):
-    """(images, features (N, F)) of the file --features: all of it, or the names that --predict
-    gives."""
+    """(images, features (N, F)) of the file --features: all of it, or what --predict names there,
+    without the rows that are not finite if these may be skipped."""
     stored = data.read_features(options.features)
-    features = np.asarray(stored["features"], np.float32)
-    if not options.predict:
-        return stored["files"], features
     rows = {name: row for row, name in enumerate(stored["files"])}
-    lacking = [name for name in options.predict if name not in rows]
+    images = list(rows)
+    if options.predict:
+        images = find_names(data.without_prefix(options.predict, rows), rows, options.features)
+    with np.errstate(over="ignore"):  # what is too large is then not finite
+        features = stored["features"][[rows[name] for name in images]].astype(np.float32)
+    is_finite = np.isfinite(features).all(1)
+    broken = {name: True for name, is_good in zip(images, is_finite) if not is_good}
+    if broken and (not options.skip_broken or len(broken) == len(images)):
+        raise ValueError(f"{options.features}: features of {data.count(len(broken), 'image')} are "
+                         f"not finite: {data.some(broken)}; --skip-broken leaves such out")
+    if broken:
+        print(f"note: {data.count(len(broken), 'image')} whose features are not finite, left out: "
+              f"{data.some(broken)}")
+    return [name for name in images if name not in broken], features[is_finite]
+
+
+def find_names(arguments, names, file):
+    """Those of a file's names, a dict, that names, folders and patterns mean, each once.
+    ValueError: an argument that means none."""
+    found = []
+    lacking = []
+    for argument in arguments:
+        folder = argument.rstrip("/") + "/"
+        meant = [argument]
+        if argument not in names:
+            meant = [name for name in names
+                     if name.startswith(folder) or fnmatch.fnmatchcase(name, argument)]
+        if not meant:
+            lacking.append(argument)
+        found += meant
     if lacking:
-        raise ValueError(f"{options.features} has no features of {data.some(lacking)}; it names "
-                         f"{data.some(stored['files'], 3)}")
-    return options.predict, features[[rows[name] for name in options.predict]]
+        raise ValueError(f"{file} has no features of {data.some(lacking)}; it names "
+                         f"{data.some(names, 3)}")
+    return list(dict.fromkeys(found))
 
 
 def print_predictions(options):
@@ -826,6 +877,9 @@ def print_predictions(options):
                          "together; "
                          "a run goes on with --resume, and a model of other primitives is trained "
                          "anew")
+    if options.csv and (not options.csv.parent.is_dir() or options.csv.is_dir()):
+        raise ValueError(f"--csv {options.csv} cannot be written: expected a file in a folder that "
+                         "is there")
     model = CompCos.load(options.checkpoint, options.device)
     if options.features:
         images, features = features_of_table(options)
@@ -953,12 +1007,12 @@ def main(argv=None):
     add("--checkpoint", metavar="FILE", help="a best.pt")
     add("--predict", nargs="+", metavar="IMAGE",
         help="image files, folders or patterns (or, with --features, names there)")
-    add("--csv", metavar="FILE", help="write the answers to a table instead of printing them")
+    add("--csv", type=Path, metavar="FILE", help="write the answers to a table instead of printing them")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
     add("--top", type=int, default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
-    if options.checkpoint or options.predict:
+    if options.checkpoint or options.predict or options.csv:
         if common.rank() == 0:  # others have nothing to predict
             with common.alone():
                 print_predictions(options)

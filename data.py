@@ -1,6 +1,7 @@
 """Compositions, splits and images of a dataset.
 
-    python data.py DATASET|FOLDER                 # says what is there, and what is wrong
+    python data.py DATASET|FOLDER                 # says what is there and what is wrong, decodes
+                                                  # each photo that has no features yet
     python data.py FOLDER --make-split            # own photos in folders -> images.csv with a split
 
 A folder has the layout that this field's repositories share
@@ -22,6 +23,7 @@ import unicodedata
 import warnings
 import zipfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -41,10 +43,13 @@ METADATA_KEYS = "image", "attr", "obj", "set"
 FEATURES = "features.npz", "resnet18_featurers.t7"
 
 # What people call the sets (in any case) and the columns of images.csv.
-SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "testing": "test",
+SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "val",
+            "testing": "test",
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+SAVED_STARTS = b"PK", b"\x80"  # of files that torch.save wrote, of now and of old
 DIRECTORY = 0x10  # in the attributes of an archive's entry
+DECODERS = 8  # threads: more of them are slower again, see features.py
 
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
@@ -293,6 +298,9 @@ def find_metadata(folder, notes):
         problems = []
         if file.name not in FEATURES and read_metadata(file, problems) and not problems:
             lists.append(file)
+    if len(lists) > 1:
+        found = some(file.name for file in lists)
+        notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
     if len(lists) != 1:
         return published
     notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
@@ -339,7 +347,7 @@ def parse_pair(line):
 
 
 def read_text(file, problems):
-    """A text file, empty with a problem where it is missing, empty or no UTF-8."""
+    """A text file, empty with a problem where it is missing, empty, no UTF-8 or damaged."""
     if not file.exists():
         problems.append(f"{file.name} is missing")
         return ""
@@ -353,9 +361,15 @@ def read_text(file, problems):
         return ""
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # UTF-16 of plain letters decodes, with zeros between them
+    zeros = text.count("\0")
+    if zeros > len(text) / 4:  # UTF-16 of plain letters decodes, with zeros between them
         kind = "CSV UTF-8" if file.suffix == ".csv" else "UTF-8"
         problems.append(f"{file.name} is not in UTF-8: save as {kind}")
+        return ""
+    if zeros:
+        line = text[:text.index("\0")].count("\n") + 1
+        problems.append(f"{file.name} is damaged: {count(zeros, 'zero byte')}, the first in line "
+                        f"{line}, expected text; restore that line, or save the file anew")
         return ""
     if not text.strip():
         problems.append(f"{file.name} is empty")
@@ -672,11 +686,12 @@ def missing_files(dataset, features=None):
     if files:  # the first there is decides
         try:
             stored = read_features(files[0], images)
+            problems += not_finite(stored, files[0], set(images))
         except (ValueError, OSError) as error:
             problems.append(str(error))
+            if features:
+                return problems
     rows = set(stored.get("files", ()))
-    if stored:
-        problems += not_finite(stored, files[0], set(images))
     if features:
         return problems + missing(images, rows, f"not found in {features}")
     if stored and ("stamps" not in stored or not there):
@@ -701,18 +716,61 @@ def not_finite(stored, file, images):
 
 
 def unreadable_images(dataset):
-    """{image: why} of the photos that Pillow does not open, of images that features come from."""
+    """{image: why} of the photos that cannot be read, of the images that features come from.
+
+    Each is decoded, as for its features: a truncated one opens well. Those with features in the
+    cache of an extraction have been, unless they changed since.
+    """
     files = feature_files(dataset.folder)
     if files and not is_cache(files[0]):
         return {}
-    unreadable = {}
+    have_been = decoded_images(dataset, files[0]) if files else set()
+    paths = {}
     for phase in PHASES:
         for image in dataset.images[phase]:
             path = dataset.path(image)
-            why = no_photo(path) if path.exists() else None
-            if why:
-                unreadable[image] = why
+            if image not in have_been and path.exists():
+                paths[image] = path
+    return no_photos(paths)
+
+
+def no_photos(paths):
+    """{name: why} of the files {name: path} that cannot be read as photos; progress on stderr."""
+    register_plugins()
+    unreadable = {}
+    pool = ThreadPoolExecutor(DECODERS)
+    try:
+        with (warnings.catch_warnings(),
+              common.Progress("decoding", len(paths), "images") as progress):
+            warnings.simplefilter("ignore")  # of large photos, which are read all the same
+            for name, why in zip(paths, pool.map(no_photo, paths.values())):
+                if why:
+                    unreadable[name] = why
+                progress.update()
+    finally:  # Ctrl-C does not wait for the rest
+        pool.shutdown(cancel_futures=True)
     return unreadable
+
+
+def decoded_images(dataset, cache):
+    """The images with features in a cache that are as they were when these were made."""
+    try:
+        stored = read_features(cache)
+    except (ValueError, OSError):  # `missing_files` says so
+        return set()
+    decoded = set()
+    for image, its_stamp in zip(stored["files"], np.asarray(stored["stamps"]).tolist()):
+        if stamp(dataset.path(image)) == tuple(its_stamp):
+            decoded.add(image)
+    return decoded
+
+
+def stamp(path):
+    """(size, time of change in ns) of a file, None where there is no file."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def missing(images, found, where):
@@ -724,22 +782,49 @@ def missing(images, found, where):
 
 
 def no_photo(path):
-    """Why Pillow does not open a file as a photo, None if it does. Its pixels are not read."""
+    """Why a file cannot be read as a photo, None if it can. It is decoded to its end."""
     if not path.is_file():
         return "no plain file"
-    register_plugins()
     try:
-        with warnings.catch_warnings():  # of large photos, which are read all the same
-            warnings.simplefilter("ignore")
-            with Image.open(path) as image:
-                limit = Image.MAX_IMAGE_PIXELS
-                return too_many_pixels(image.size, limit and 2 * limit)
-    except UnidentifiedImageError:
-        return not_an_image(path)
-    except Image.DecompressionBombError as error:
-        return f"{error}; --max-pixels N lifts the limit"
+        with Image.open(path) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            problem = too_many_pixels(image.size, limit and 2 * limit)
+            if problem:
+                return problem
+            image.draft("RGB", (256, 256))  # of a JPEG, at a fraction of its size: faster
+            rgb(image)
     except Exception as error:  # decoders of broken files raise all sorts
-        return reason(error)
+        return unreadable_because(path, error)
+    return None
+
+
+def rgb(image):
+    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
+
+    PIL alone would make white and black of these. ValueError: floats that are neither in [0, 1]
+    nor up to 255.
+    """
+    if image.mode.startswith("I"):
+        values = np.asarray(image) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.asarray(image)
+        low = values.min()
+        high = values.max()
+        if not high <= 255 or not np.isfinite(low):
+            raise ValueError(f"floats from {low:g} to {high:g}, expected [0, 1] or [0, 255]")
+        if 0 <= low and high <= 1:
+            image = Image.fromarray((255 * values).round().astype(np.uint8))
+    return image.convert("RGB")
+
+
+def unreadable_because(path, error):
+    """What to say of a file whose reading as a photo raised an exception."""
+    if isinstance(error, UnidentifiedImageError):
+        return not_an_image(path)
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error}; --max-pixels N lifts the limit"
+    return str(error) or repr(error)
 
 
 def too_many_pixels(size, limit):
@@ -786,13 +871,25 @@ def feature_files(folder):
 
 def is_cache(path):
     """Whether a file of features is one that extraction made here."""
-    if path.suffix != ".npz" or not path.is_file():
-        return False
+    return path.is_file() and "stamps.npy" in archive_names(path)
+
+
+def archive_names(path):
+    """The names in a zip archive (.npz, torch.save); none of what is no such archive, or damaged.
+    """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return "stamps" in stored.files
-    except Exception:  # of NumPy and zip; reading it says what is wrong
-        return False
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except Exception:  # zip and struct raise many types; reading the file says what is wrong
+        return []
+
+
+def is_numpy_archive(path):
+    """Whether a file is, or is meant as, one of `np.savez` and not of `torch.save`."""
+    names = archive_names(path)
+    if names:
+        return any(name.endswith(".npy") for name in names)
+    return Path(path).suffix == ".npz"
 
 
 def load_tensors(path):
@@ -802,6 +899,10 @@ def load_tensors(path):
     something else, or is damaged.
     """
     check_archive(path)
+    with open(path, "rb") as file:
+        start = file.read(12)
+    if start and not start.startswith(SAVED_STARTS):
+        raise ValueError(f"{path}: no tensors by torch.save, it begins {start!r}")
     array = np.zeros(0).__reduce__()[0]
     scalar = np.float32(0).__reduce__()[0]
     kinds = "?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "U", "S"
@@ -859,11 +960,12 @@ def reason(error):
 def read_features(path, wanted=()):
     """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N, F).
 
+    Whatever the name's ending, the content decides which of the two it is.
     wanted: names of images; a leading folder that only the file writes (`images/`, an absolute
     path) is then removed from its names. ValueError says what is not as expected.
     """
-    if Path(path).suffix == ".npz":
-        check_archive(path)
+    check_archive(path)
+    if is_numpy_archive(path):
         try:
             with np.load(path, allow_pickle=False) as archive:
                 stored = dict(archive)
@@ -1293,6 +1395,9 @@ def main(argv=None):
             listed = [f"{image} ({why})" for image, why in unreadable.items()]
             dataset.notes.append(f"{count(len(listed), 'image')} that cannot be read, which "
                                  f"--skip-broken leaves out: {some(listed)}")
+            for phase in PHASES:
+                if dataset.images[phase] and unreadable.keys() >= set(dataset.images[phase]):
+                    problems.append(f"no image of the set {phase!r} can be read")
     report(dataset, problems)
     if problems:
         return 1

@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import nn
 
 import data
@@ -54,32 +54,12 @@ NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loop
 # ---- preprocessing -------------------------------------------------------------------------------
 
 
-def _rgb(image):
-    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
-
-    PIL alone would make white and black of these. ValueError: floats that are neither in [0, 1]
-    nor up to 255.
-    """
-    if image.mode.startswith("I"):
-        values = np.asarray(image) >> 8
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        values = np.asarray(image)
-        low = values.min()
-        high = values.max()
-        if not high <= 255 or not np.isfinite(low):
-            raise ValueError(f"floats from {low:g} to {high:g}, expected [0, 1] or [0, 255]")
-        if 0 <= low and high <= 1:
-            image = Image.fromarray((255 * values).round().astype(np.uint8))
-    return image.convert("RGB")
-
-
 def _crop(image):
     """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
 
     Rounded as torchvision rounds.
     """
-    image = _rgb(image)
+    image = data.rgb(image)
     short, long = sorted(image.size)
     long = int(256 * long / short)
     if image.width <= image.height:
@@ -94,7 +74,7 @@ def _crop(image):
 
 def _thumbnail(image):
     """PIL image -> (16,16,3) uint8, each pixel the mean colour of its area."""
-    return np.array(_rgb(image).resize((16, 16), Image.Resampling.BOX))
+    return np.array(data.rgb(image).resize((16, 16), Image.Resampling.BOX))
 
 
 def _normalise(crops):
@@ -324,10 +304,8 @@ def _decode(path, crop, shrink, upright, limit=None):
             if upright:
                 image = ImageOps.exif_transpose(image)
             crop[:] = shrink(image)
-    except UnidentifiedImageError:
-        return _Photo(data.not_an_image(path), is_turned, digest)
     except Exception as error:  # decoders of broken files raise all sorts
-        return _Photo(str(error) or repr(error), is_turned, digest)
+        return _Photo(data.unreadable_because(path, error), is_turned, digest)
     return _Photo(None, is_turned, digest)
 
 
@@ -375,7 +353,7 @@ def _recipe(backbone, own_preprocess, device):
     if own_preprocess is not None:
         # A transform's tensors may have any shape, so that places are lists of one tensor.
         def shrink(image):
-            tensor = own_preprocess(_rgb(image))
+            tensor = own_preprocess(data.rgb(image))
             if not torch.is_tensor(tensor):
                 raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
             return [tensor]
@@ -466,7 +444,8 @@ def _launch(recipe, device, names, places, answers):
     return _Batch(photos, good, features, copied)
 
 
-def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None):
+def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
+             progress=None):
     """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
 
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
@@ -478,8 +457,9 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     data.register_plugins()
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
-    processes = common.processes()
     names = list(files)
+    if progress is None:
+        progress = common.Progress("extracting", len(names), "images")
     workers = min(_cores(), MOST_DECODERS)
     pool = ThreadPoolExecutor(workers)
 
@@ -497,14 +477,14 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
     broken = 0
     try:
-        with common.Progress("extracting", processes * len(names), "images") as progress:
+        with progress:
             for batch in launched:
                 if batch.copied:
                     batch.copied.synchronize()
                 yield dict(zip(batch.good, batch.features.numpy())), batch.photos
                 broken += len(batch.photos) - len(batch.good)
                 note = f"{broken:,} cannot be read" if broken else ""
-                progress.update(processes * len(batch.photos), note=note)
+                progress.update(len(batch.photos), note=note)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -590,14 +570,6 @@ class _Cache(NamedTuple):
     key: str                # of `describe`
     weights: str            # the file that was named by --weights, or ""
     rows: dict[str, _Row]
-
-
-def _stamp(path):
-    """(size, time of change in ns) of a file, None where there is no file."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _read_cache(path):
@@ -733,7 +705,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     and notes.
     """
     files = {name: dataset.path(name) for name in names}
-    stamps = {name: _stamp(path) for name, path in files.items()}
+    stamps = {name: data.stamp(path) for name, path in files.items()}
     rank = common.rank()
     found, caches = _found_caches(dataset, cache, fallback)
     weights, key, rows = _choose_weights(weights, upright, caches, stamps)
@@ -750,15 +722,17 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         # What other processes left goes into the first one's file before theirs are rewritten.
         _write_cache(whole._replace(path=_partial(path, 0)), dtype)
         _remove(set(_partials(path)) - {_partial(path, 0)})
-    common.gather("the partial files are one")
+    common.check_shared(path.parent)  # once the partial files there are one
 
     share = {name: files[name] for name in todo[rank::common.processes()]}
     mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
     broken = {}
     if todo:
         backbone = _load_in_turn(weights, caches)
+        progress = common.Progress("extracting", len(todo), "images", together=True)
         with _pixel_limit(max_pixels) as limit:
-            batches = _batches(share, backbone, device, batch_size, upright, limit)
+            batches = _batches(share, backbone, device, batch_size, upright, limit,
+                               progress=progress)
             broken = _fill(mine, batches, stamps, dtype)
     for others in common.gather(broken):
         broken = broken | others

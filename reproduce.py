@@ -2,7 +2,7 @@
 report.json and pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
-    python reproduce.py --dataset shapes --only strong changes --out results/strong
+    python reproduce.py --dataset shapes --only strong changes --out results/shapes
 
 Runs lie in OUT/runs/NAME/seedK: a finished one is used again, an interrupted one goes on, one with
 other settings starts anew. Systems are compared as baselines.MODELS names them, so one added there
@@ -246,14 +246,16 @@ def train_missing(jobs):
     feasibility masks the compared systems come first.
     """
     outcomes = {}  # number of a job -> (what was done, whether it failed)
+    count_ended = common.tally()
     for is_first in (True, False):
         waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
         done_here = {}
-        for turn in common.take_turns(len(waiting), f"first {is_first}"):
+        for turn in common.take_turns(len(waiting)):
             i = waiting[turn]
             with common.alone():
                 done_here[i] = attempt(jobs[i])
-            report_outcome(jobs, i, done_here[i])
+            so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
+            report_outcome(jobs, i, done_here[i], so_far)
         for others in common.gather(done_here):
             outcomes |= others
         for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
@@ -281,12 +283,12 @@ def attempt(job):
         return f"failed ({why[0]}), see {log_file(job)}", True
 
 
-def report_outcome(jobs, number, outcome):
-    """A line on what `attempt` gave."""
+def report_outcome(jobs, number, outcome, so_far=""):
+    """A line on what `attempt` gave, and on how much has been done so far."""
     done, has_failed = outcome
     job = jobs[number]
-    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}", flush=True,
-          file=sys.stderr if has_failed else sys.stdout)
+    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
+          flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
 def load(folder):

@@ -188,18 +188,21 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     processes = common.processes()
     rank = common.rank()
 
+    def loss_of(index):
+        """The mean loss of a batch; of several processes, this one's part of it."""
+        if processes == 1:
+            return model.loss(features[index], targets[index])
+        # The mean over a batch is the sum of the means over its parts, each times its share of the
+        # images; and so is its gradient.
+        part = index[rank::processes]
+        share = len(part) / len(index)
+        if not share:
+            part = index[:1]  # without an image of its own it still goes through the step with all
+        return model.loss(features[part], targets[part]) * share
+
     def step(index):
         optimizer.zero_grad(set_to_none=True)
-        taken = index
-        if processes > 1:
-            taken = index[rank::processes]
-            share = len(taken) / len(index)
-            if not share:
-                # Without an image it goes through the step with another's, at the weight 0.
-                taken = index[:1]
-        loss = model.loss(features[taken], targets[taken])
-        if processes > 1:
-            loss = loss * share  # the sum over the processes is the mean over the batch
+        loss = loss_of(index)
         loss.backward()
         if processes > 1:
             add_up_gradients(parameters)
@@ -228,11 +231,11 @@ def captured(step):
 
     Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
     """
-    side = torch.cuda.Stream()  # a capture wants its warm-up on another stream than the default
+    # Of this step alone: torch keeps the work space of cuBLAS by stream, and may free it with the
+    # first graph that was captured there.
+    side = torch.cuda.Stream()
     graphs = {}                 # length of a batch -> (graph, the index that it reads)
     warm_up_steps = 0
-    # Beside nccl, a thread asks for the state of earlier messages: that must not end a capture.
-    mode = "thread_local" if common.processes() > 1 else "global"
 
     def run(index):
         nonlocal warm_up_steps
@@ -248,7 +251,8 @@ def captured(step):
         if len(index) not in graphs:
             graph = torch.cuda.CUDAGraph()
             static_index = index.clone()
-            with torch.cuda.graph(graph, capture_error_mode=mode):
+            # "thread_local": what other threads ask of CUDA, as nccl's does, does not end a capture
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 step(static_index)
             graphs[len(index)] = (graph, static_index)
         graph, static_index = graphs[len(index)]
@@ -259,7 +263,7 @@ def captured(step):
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
-        settings, average=0.0, patience=None, passes=1, resume=False, eager=False):
+        settings, average=0.0, patience=None, passes=1, resume=False, eager=False, whole=None):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
     weights in `model`.
 
@@ -267,9 +271,10 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there,
     to the same numbers. `average` above 0 is the greatest decay of a WeightAverage: it is what
     validates and what is left in `model`. With `patience`, training ends once so many epochs have
-    brought nothing better. An epoch is `passes` over the images. Returns the history, a list of
-    {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a loss that
-    is not finite. However it ends, `out/last.pt` holds the last whole epoch.
+    brought nothing better. An epoch is `passes` over the images. `whole` is the common.Progress of
+    a job of several trainings, in which the epochs of this one are counted. Returns the history, a
+    list of {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a
+    loss that is not finite. However it ends, `out/last.pt` holds the last whole epoch.
 
     Several processes train the model together, with the same arguments; the first one writes.
     ConnectionError: one of them has ended.
@@ -280,12 +285,17 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     if state:
         continue_run(run, state, out)
     agree(run, out)
+    if whole is not None:  # epochs of an earlier start count, and so does the time that they took
+        whole.advance(run.epoch)
+        whole.start -= sum(row["seconds"] for row in run.history)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, eager=eager)
     with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
         train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
                      epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
-                     is_stopping=is_stopping)
+                     is_stopping=is_stopping, whole=whole)
+    if whole is not None:
+        whole.advance(epochs - run.epoch)  # those that `patience` has spared
     run.take_best()
     return run.history
 
@@ -310,7 +320,7 @@ def last_epoch_kept(run, out, settings):
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
-                 settings, is_stopping):
+                 settings, is_stopping, whole):
     """The epochs of `fit`, with `count` images in batches of `size`; last.pt is written now and
     then. KeyboardInterrupt: `is_stopping()`."""
     saved_at = time.monotonic()
@@ -323,7 +333,9 @@ def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patie
         value = run.validate(validate)
         seconds = time.monotonic() - started
         run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
-        announce(run, epochs)
+        if whole is not None:
+            whole.advance(1)
+        announce(run, epochs, whole)
         if time.monotonic() - saved_at > SAVE_SECONDS:
             run.save(out, settings)
             saved_at = time.monotonic()
@@ -548,8 +560,9 @@ def draw_order(count, passes, seed, epoch):
     return order
 
 
-def announce(run, epochs):
-    """A line on stderr: an epoch on a terminal, a minute in a batch job's log."""
+def announce(run, epochs, whole=None):
+    """A line on stderr: an epoch on a terminal, a minute in a batch job's log. It says how long
+    this training still takes, or the `whole` job."""
     now = time.monotonic()
     if not common.is_terminal(sys.stderr) and now - run.announced < common.BATCH_SECONDS:
         return
@@ -557,10 +570,12 @@ def announce(run, epochs):
     row = run.history[-1]
     recent = run.history[-20:]
     seconds = sum(row["seconds"] for row in recent) / len(recent)
+    left = f"{common.duration(seconds * (epochs - row['epoch']))} left"
+    if whole is not None:
+        left = whole.line(now)
     common.say(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
                f"{100 * row['validation']:.2f} %  "
-               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  "
-               f"{common.duration(seconds * (epochs - row['epoch']))} left")
+               f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  {left}")
 
 
 def write_log(out, history):

@@ -20,7 +20,7 @@ import evaluate
 def few_resamples(request, monkeypatch):
     """The interval that small runs report takes longer than they do: coarse ones, but in the tests
     of intervals themselves."""
-    if request.module.__name__ not in ("test_evaluate", "evaluate", "test_processes"):
+    if request.module.__name__ not in ("test_evaluate", "evaluate"):
         monkeypatch.setattr(evaluate, "RESAMPLES", 20)
 
 

@@ -3,6 +3,7 @@
 On folders made here, and on the real lists of ../shared where it is.
 """
 
+import io
 import os
 import random
 from collections import Counter
@@ -816,6 +817,14 @@ def test_other_encodings_say_what_to_save_as(tmp_path, encoding):
         data.load(tmp_path)
 
 
+def test_a_zero_byte_is_damage_with_its_line(tmp_path):
+    text = "image,state,object,split\n" + 9 * "a.jpg,wet,dog,train\n"
+    (tmp_path / "images.csv").write_text(text.replace("train", "tr\0ain", 1))
+    problems = []
+    assert data.read_csv(tmp_path / "images.csv", problems) == []
+    assert "images.csv is damaged: 1 zero byte, the first in line 2, " in problems[0]
+
+
 def test_numpy_texts_and_numbers_in_metadata(tmp_path):
     folder = publish(tmp_path / "x")
     lists = {phase: [pair.replace("old", "7") for pair in pairs] for phase, pairs in LISTS.items()}
@@ -848,6 +857,36 @@ def test_the_only_list_is_the_metadata_under_any_name(tmp_path):
     torch.save([dict(zip(data.METADATA_KEYS, ROWS[0]))], folder / "second.t7")
     with pytest.raises(ValueError, match=f"{data.METADATA} is missing"):
         data.load(folder)
+
+
+def test_two_lists_that_may_be_the_metadata_are_named(tmp_path):
+    folder = publish(tmp_path / "x")
+    content = (folder / data.METADATA).read_bytes()
+    (folder / data.METADATA).rename(folder / "a.t7")
+    (folder / "b.t7").write_bytes(content)
+    dataset, problems = data.read(folder)
+    assert f"the metadata may be a.t7, b.t7: give that one the name {data.METADATA}" in dataset.notes
+    assert "is missing" in problems[0]
+
+
+def test_content_decides_how_a_feature_file_is_read(tmp_path):
+    table = np.arange(6.0).reshape(2, 3)
+    np.savez(tmp_path / "a.npz", files=["a.png", "b.png"], features=table)
+    (tmp_path / "a.npz").rename(tmp_path / "numpy.pt")
+    torch.save({"files": ["a.png", "b.png"], "features": torch.tensor(table)}, tmp_path / "t.npz")
+    for name in ("numpy.pt", "t.npz"):
+        assert (data.read_features(tmp_path / name)["features"] == table).all()
+        assert not data.is_cache(tmp_path / name)
+    (tmp_path / "text.t7").write_text("hello")
+    with pytest.raises(ValueError, match="no tensors by torch.save, it begins b'hello'"):
+        data.read_features(tmp_path / "text.t7")
+
+
+def test_a_feature_file_that_cannot_be_read_is_one_problem(tmp_path):
+    folder = publish(tmp_path / "x", photos=False)
+    np.savez(folder / "clip.npz", files=["1.jpg"], features=np.zeros((1, 0)))
+    problems = data.missing_files(data.load(folder), folder / "clip.npz")
+    assert len(problems) == 1 and "features of 0 numbers" in problems[0]
 
 
 def test_photos_that_no_row_names_are_listed(tmp_path, capsys):
@@ -1132,10 +1171,48 @@ def test_what_cannot_be_read_is_noted_and_left_out_by_the_next_command(tmp_path,
     folder = photos(tmp_path / "x", style="{}/{}", number=8)
     check(capsys, folder, "--make-split")
     (folder / "wet/dog/0.jpg").write_bytes(b"")
+    whole = io.BytesIO()
+    Image.effect_noise((99, 99), 50).save(whole, "JPEG")
+    (folder / "wet/dog/1.jpg").write_bytes(whole.getvalue()[:-99])
+    Image.new("F", (9, 9), 4000).save(folder / "wet/dog/2.jpg", "TIFF")
     status, output = check(capsys, folder)
-    assert status == 0 and "1 image that cannot be read" in output
+    assert status == 0 and "3 images that cannot be read" in output
     assert "wet/dog/0.jpg (not an image)" in output
+    assert "wet/dog/1.jpg (image file is truncated" in output
+    assert "wet/dog/2.jpg (floats from 4000 to 4000" in output
     assert " --skip-broken" in output.splitlines()[-1]
+
+
+def test_what_is_usable_is_what_extraction_reads(tmp_path):
+    folder = photos(tmp_path / "x", style="{}/{}", number=8)
+    data.make_split(folder)
+    content = Path(drawings.__file__).read_bytes()
+    whole = io.BytesIO()
+    Image.effect_noise((99, 99), 50).save(whole, "JPEG")
+    contents = [content, b"", whole.getvalue()[:-99], whole.getvalue()[:700], whole.getvalue()]
+    for number, content in enumerate(contents):
+        (folder / f"wet/dog/{number}.jpg").write_bytes(content)
+    dataset = data.load(folder)
+    unreadable = data.unreadable_images(dataset)
+    assert len(unreadable) == 4
+    names = sum(dataset.images.values(), [])
+    rows = features.extract(map(dataset.path, names), backbone="pixels", skip_broken=True)
+    assert {name for name, row in zip(names, rows) if np.isnan(row).any()} == set(unreadable)
+
+    # What a cache has features of was decoded for it, unless it has changed since.
+    stamps = [data.stamp(dataset.path(name)) for name in names]
+    stamps[names.index("wet/dog/2.jpg")] = 1, 1
+    np.savez(folder / "features.npz", files=names, features=rows, stamps=stamps)
+    assert list(data.unreadable_images(dataset)) == ["wet/dog/2.jpg"]
+
+
+def test_a_set_of_which_nothing_can_be_read_is_a_problem(tmp_path, capsys):
+    folder = photos(tmp_path / "x", style="{}/{}", number=8)
+    data.make_split(folder)
+    for name in data.load(folder).images["val"]:
+        (folder / name).write_bytes(b"")
+    status, output = check(capsys, folder)
+    assert status == 1 and "problem: no image of the set 'val' can be read" in output
 
 
 def test_a_feature_file_counts_alone_but_a_cache_only_without_photos(tmp_path, capsys):
@@ -1163,9 +1240,9 @@ def test_a_strip_over_the_limit_is_named_as_in_training(tmp_path):
     Image.new("1", (20_000, 10)).save(tmp_path / "strip.png")
     Image.new("1", (40_000, 10)).save(tmp_path / "long.png")
     Image.new("1", (12_000, 9_000)).save(tmp_path / "large.png")
-    assert data.no_photo(tmp_path / "strip.png") is None
-    assert data.no_photo(tmp_path / "large.png") is None
-    why = data.no_photo(tmp_path / "long.png")
+    wrong = data.no_photos({file.name: file for file in tmp_path.iterdir()})
+    assert list(wrong) == ["long.png"]
+    why = wrong["long.png"]
     assert why.startswith("40,000 x 10 pixels") and "--max-pixels" in why
     with pytest.raises(ValueError) as error:
         features.extract([tmp_path / "long.png"], backbone="pixels")

@@ -577,6 +577,77 @@ def test_predicting_images(drawn, tmp_path, capsys):
     )
 
 
+@pytest.fixture
+def checkpoint(toy, tmp_path):
+    """A checkpoint that was trained on features, with a file of ten further ones, one not finite.
+    """
+    run("--dataset", toy, "--out", tmp_path / "run", "--epochs", "1")
+    width = CompCos.load(tmp_path / "run/best.pt").config["feature_dim"]
+    names = [f"{'new' if i < 5 else 'old'}/{i}.jpg" for i in range(10)]
+    features = np.random.default_rng(0).normal(size=(10, width))
+    features[3, 0] = np.nan
+    np.savez(tmp_path / "run/further.npz", files=names, features=features)
+    return tmp_path / "run/best.pt"
+
+
+def predicted(capsys, checkpoint, *options):
+    """(status, images predicted, all lines) of `--predict`."""
+    status = 0
+    try:
+        compcos.main(["--checkpoint", str(checkpoint), "--top", "1", *map(str, options)])
+    except SystemExit as stop:
+        status = stop.code
+    output = capsys.readouterr()
+    lines = (output.out + output.err).splitlines()
+    return status, [line for line in lines if line.endswith(".jpg") and ": " not in line], lines
+
+
+def test_names_folders_and_patterns_of_a_table_of_features(checkpoint, capsys):
+    options = ["--features", checkpoint.with_name("further.npz"), "--predict"]
+    for named, images in [
+        (["old/5.jpg"], ["old/5.jpg"]),
+        (["old/"], [f"old/{i}.jpg" for i in range(5, 10)]),
+        (["*/[67].jpg", "old/7.jpg"], ["old/6.jpg", "old/7.jpg"]),
+        (["/home/me/old/8.jpg", "/home/me/new/1.jpg"], ["old/8.jpg", "new/1.jpg"]),
+    ]:
+        status, found, _ = predicted(capsys, checkpoint, *options, *named)
+        assert status == 0 and found == images
+
+
+def test_features_that_are_not_finite_are_named_or_left_out(checkpoint, capsys):
+    options = ["--features", checkpoint.with_name("further.npz")]
+    status, _, lines = predicted(capsys, checkpoint, *options)
+    assert status == 2 and "1 image are not finite: new/3.jpg" in lines[-1]
+    status, found, lines = predicted(capsys, checkpoint, *options, "--skip-broken")
+    assert status == 0 and len(found) == 9 and "left out: new/3.jpg" in lines[0]
+    status, _, lines = predicted(capsys, checkpoint, *options, "--predict", "none.jpg", "new/*")
+    assert status == 2 and "no features of none.jpg; it names new/0.jpg" in lines[-1]
+
+
+def test_a_table_that_cannot_be_written_is_found_before_the_work(checkpoint, tmp_path, capsys):
+    for place in (tmp_path, tmp_path / "none/answers.csv"):
+        status, _, lines = predicted(capsys, checkpoint, "--predict", "x.jpg", "--csv", place)
+        assert status == 2 and "expected a file in a folder that is there" in lines[-1]
+    with pytest.raises(ValueError, match="no images to predict"):
+        compcos.predict_images(CompCos.load(checkpoint), [])
+
+
+def test_folders_say_what_of_them_is_no_photo(tmp_path, capsys):
+    (tmp_path / "new/deep").mkdir(parents=True)
+    for name in ("a.jpg", "b [1].PNG", "deep/c.webp", "notes.txt", ".DS_Store"):
+        (tmp_path / "new" / name).write_bytes(b"")
+    photos = [str(tmp_path / "new" / name) for name in ("a.jpg", "b [1].PNG", "deep/c.webp")]
+    assert compcos.find_images([str(tmp_path / "new")]) == photos
+    assert "1 file left out" in capsys.readouterr().out
+    assert compcos.find_images([str(tmp_path / "n*")]) == photos
+    assert compcos.find_images([photos[1], *photos, str(tmp_path / "none.jpg")]) == [
+        photos[1], photos[0], photos[2], str(tmp_path / "none.jpg")]
+    (tmp_path / "empty").mkdir()
+    for nothing in ("*.xyz", "empty"):
+        with pytest.raises(ValueError, match="no image in"):
+            compcos.find_images([str(tmp_path / nothing)])
+
+
 # ---- what befalls a run ----
 
 

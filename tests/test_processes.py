@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,9 @@ import torch
 import baselines
 import common
 import compcos
+import data
 import train
+from test_features import colours, make_dataset
 from test_reproduce import make
 
 HERE = Path(__file__).parent
@@ -43,7 +46,8 @@ def start(*arguments, folder=ROOT):
     return subprocess.Popen(
         [*torchrun, "2", *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{HERE}"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{HERE}",
+                          "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,13 +75,6 @@ def workers(pid):
         return []
 
 
-def run_two(*arguments, folder=ROOT):
-    """stdout of a script that ends well on two processes."""
-    status, out, error = finish(start(*arguments, folder=folder))
-    assert status == 0, error
-    return out
-
-
 def run_one(script, *arguments):
     """stdout of a script in this process alone, with as many threads as torchrun gives each."""
     threads = torch.get_num_threads()
@@ -94,7 +91,7 @@ def run_one(script, *arguments):
 def compcos_options(toy, out, *more):
     """A short training by the published recipe."""
     return ["compcos.py", "--dataset", toy, "--recipe", "published", "--epochs", 3, "--lr", 1e-2,
-            "--batch-size", 32, "--out", out, *more]
+            "--batch-size", 32, "--device", "cpu", "--out", out, *more]
 
 
 def metrics_of(folder):
@@ -112,7 +109,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     assert (common.rank(), common.processes()) == (0, 1)
     assert common.gather("mine") == ["mine"] and common.share(5) == slice(0, 5)
     assert list(common.spread([3, 4], lambda item: item**2)) == [(3, 9), (4, 16)]
-    assert list(common.take_turns(3, "numbers")) == [0, 1, 2]
+    assert list(common.take_turns(3)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 12])
@@ -139,173 +136,128 @@ def test_orders_are_those_of_one_process_and_other_draws_differ(monkeypatch):
     assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
 
 
-TOGETHER = """
-import os, sys
-from pathlib import Path
-import numpy as np, torch
-import common, experiment, train
-from compcos import CompCos
+def test_who_is_ended_by_torchrun_says_so(monkeypatch, capsys):
+    """As where seeds are spread and one process is killed: the others know nothing of it."""
 
-torch.set_num_threads(1)
-out = Path(sys.argv[1])
-random = np.random.default_rng(0)
-seen = np.zeros((4, 5), bool)
-seen.flat[random.permutation(20)[:12]] = True
-seen[range(4), range(4)] = True
-targets = random.choice(np.flatnonzero(seen), 67)  # 7 batches of 19 in two passes, and one image
-features = random.normal(size=(67, 8))
-shown = random.integers(0, 20, 31)
-validation = torch.as_tensor(random.normal(size=(31, 8)))
-vectors = random.normal(size=(9, 6))
+    @common.command
+    def main(argv=None):
+        signal.raise_signal(signal.SIGTERM)
 
-
-def fresh():
-    torch.manual_seed(0)
-    model = CompCos(vectors[:4], vectors[4:], 8, hidden=16, dropout=0.0).double()
-    return model.set_training(seen, warmup=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 143
+    assert "torchrun has ended all" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == ""
 
 
-def trained(folder, epochs):
-    model = fresh()
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def validate():
-        swept, _ = train.sweep(model, validation, shown, seen, dict(open=np.ones(20, bool)))["open"]
-        return swept.report()["auc"]
-
-    history = train.fit(model, torch.as_tensor(features), torch.as_tensor(targets), validate,
-                        epochs=epochs, batch_size=19, lr=1e-3, weight_decay=1e-3, seed=5,
-                        average=0.9, passes=2, out=folder, settings={})
-    return model, history
+@pytest.mark.parametrize("part", ["one_model", "turns", "progress", "unshared"])
+def test_parts_of_two_processes(done, part):
+    """One model trained together is one process's to 1e-10 in float64; seeds and turns are done
+    once each; progress is of both; a folder that is not shared is named."""
+    said_by(done, part)
 
 
-def difference(ours, theirs):
-    return max(float((a - b).abs().max()) for a, b in
-               zip(ours.state_dict().values(), theirs.state_dict().values()))
-
-
-# one epoch of two passes, with margins from the second epoch on
-for epochs in 1, 2:
-    split, own = trained(out / f"together{epochs}", epochs)
-    with common.alone():
-        whole, other = trained(out / f"alone{epochs}-{os.environ['LOCAL_RANK']}", epochs)
-        assert difference(whole, fresh()) > 1e-3
-    assert difference(split, whole) < 1e-10, difference(split, whole)
-    for mine, one in zip(own, other):
-        assert abs(mine["loss"] - one["loss"]) < 1e-10
-        assert abs(mine["validation"] - one["validation"]) < 1e-10
-assert sorted(path.name for path in (out / "together2").iterdir()) == ["last.pt", "log.csv"]
-
-# what is measured: every number, in the order of the images; also of fewer images than processes
-rho = whole.feasibility(seen)
-for count in 31, 1:
-    case = (whole, validation[:count], shown[:count], seen)
-    masks = dict(open=np.ones(20, bool), half=seen.ravel() | (np.arange(20) % 2 == 0))
-    shared = train.sweep(*case, masks)
-    shared_curve = experiment.best_threshold(*case, rho)[1]
-    with common.alone():
-        expected = train.sweep(*case, masks)
-        curve = experiment.best_threshold(*case, rho)[1]
-    for name in masks:
-        for mine, one in zip(shared[name][1], expected[name][1]):
-            np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
-    for name in curve:
-        np.testing.assert_allclose(shared_curve[name], curve[name], rtol=0, atol=1e-12)
-
-# seeds and turns: each once, in order, alone
-rank = common.rank()
-done = list(common.spread(range(5), lambda item: (item, rank, common.processes())))
-assert done == [(item, (item, item % 2, 1)) for item in range(5)], done
-turns = common.gather(list(common.take_turns(7, "turns")))
-assert sorted(turns[0] + turns[1]) == list(range(7)), turns
-
-# a folder that only one process sees
-common.check_shared(out)
-os.chdir(out / f"alone1-{rank}")
-try:
-    common.check_shared("results")
-except OSError as error:
-    assert "process 1 of 2 does not see" in str(error)
-else:
-    assert False
-"""
-
-
-def test_one_model_together_equals_one_process(tmp_path):
-    """To 1e-10 in float64; and each process is where the other is."""
-    (tmp_path / "worker.py").write_text(TOGETHER)
-    run_two(tmp_path / "worker.py", tmp_path / "out")
+def test_two_processes_share_the_images(done):
+    said_by(done, "extraction")
+    dataset = make_dataset(done / "photos", 12)
+    for rank in (0, 1):
+        with np.load(done / f"made-{rank}.npz") as made:
+            assert made["calls"] == 6
+            for phase in data.PHASES:
+                np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
+    names = sorted(path.name for path in dataset.folder.iterdir())
+    assert names == ["cheap.pth", "features.npz", "images"]
+    with np.load(dataset.folder / "features.npz") as stored:
+        assert len(stored["files"]) == 12
 
 
 # ---- the commands ----
 
 
-SEVERAL = """
-import contextlib, json, os, sys
-import baselines, benchmark, compcos
-
-rank = os.environ["RANK"]
-for name, script, arguments in json.loads(sys.argv[1]):
-    main = {"compcos.py": compcos.main, "baselines.py": baselines.main}[script]
-    said = open(f"{name}-{rank}.txt", "w")
-    with said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        main(arguments)
-benchmark.ON_CPU = benchmark.Sizes(8, 50, 1, 20, 30, 8, 2)
-with open(f"benchmark-{rank}.txt", "w") as said, contextlib.redirect_stdout(said):
-    benchmark.time_processes(1)
-"""
 SEEDS = ["--members", 2, "--seed", 0, 1, 2]
 ONE_SEED = ["--dropout", 0, "--save-scores"]
 
 
 def baseline_options(toy, out):
     """A short training of two classifiers, of which the weight decay is chosen, too."""
-    return ["baselines.py", "--model", "apart", "--dataset", toy, "--epochs", 2, "--out", out]
+    return ["baselines.py", "--model", "apart", "--dataset", toy, "--epochs", 2, "--device", "cpu",
+            "--out", out]
+
+
+def reproduce_options(toy, out):
+    """A report in quick form, of which the run `tmn` fails."""
+    return ["reproduce.py", "--dataset", toy, "--quick", "--seeds", 0, "--only", "masking",
+            "--device", "cpu", "--tmn=--lr -1", "--out", out]
 
 
 @pytest.fixture(scope="module")
-def trained(toy, tmp_path_factory):
-    """A folder where two processes have trained `seeds`, `together` and `baseline` and run a small
-    benchmark, all in one start; what each process said is in NAME-RANK.txt."""
-    folder = tmp_path_factory.mktemp("trained")
+def done(toy, tmp_path_factory):
+    """The folder where two processes have done all that two_processes.py does, and the commands
+    `seeds`, `together`, `baseline` and `report`."""
+    folder = tmp_path_factory.mktemp("done")
     commands = dict(seeds=compcos_options(toy, folder / "seeds", *SEEDS),
                     together=compcos_options(toy, folder / "together", *ONE_SEED),
-                    baseline=baseline_options(toy, folder / "baseline"))
+                    baseline=baseline_options(toy, folder / "baseline"),
+                    report=reproduce_options(toy, folder / "report"))
     listed = [(name, script, list(map(str, arguments)))
               for name, (script, *arguments) in commands.items()]
-    (folder / "several.py").write_text(SEVERAL)
-    run_two(folder / "several.py", json.dumps(listed), folder=folder)
-    for name in commands:
-        assert (folder / f"{name}-1.txt").read_text() == ""
+    make_dataset(folder / "photos", 12)
+    (folder / "photos/cheap.pth").write_text("2")
+    _, _, error = finish(start(HERE / "two_processes.py", json.dumps(listed), folder=folder))
+    (folder / "stderr.txt").write_text(error)
     return folder
 
 
-def test_seeds_are_spread_bit_for_bit(toy, trained, tmp_path):
+def said_by(done, name):
+    """What the first process said in a part that went well in both; the second one said nothing."""
+    for rank in (0, 1):
+        assert (done / f"{name}-{rank}.ended").exists(), (done / "stderr.txt").read_text()
+    assert (done / f"{name}-1.txt").read_text() == ""
+    return (done / f"{name}-0.txt").read_text()
+
+
+def test_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
     one = run_one(*compcos_options(toy, tmp_path / "seeds", *SEEDS))
-    two = (trained / "seeds-0.txt").read_text()
-    assert two.replace(str(trained), str(tmp_path)) == one  # every table once, in order
+    two = said_by(done, "seeds")
+    assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
     for name in "seed0", "seed1", "seed2", ".":
-        ours, made_by = metrics_of(trained / "seeds" / name)
+        ours, made_by = metrics_of(done / "seeds" / name)
         expected, _ = metrics_of(tmp_path / "seeds" / name)
         assert json.dumps(ours) == json.dumps(expected)
         assert made_by["processes"] == (2 if name == "." else 1)
     for name in "best.pt", "predictions.csv", "feasibility.csv":
-        ours = (trained / "seeds/seed2" / name).read_bytes()
+        ours = (done / "seeds/seed2" / name).read_bytes()
         assert ours == (tmp_path / "seeds/seed2" / name).read_bytes()
 
 
-def test_one_seed_together_leads_where_one_process_does(toy, trained, tmp_path):
+def test_progress_is_of_all_seeds(toy, tmp_path, capsys, monkeypatch):
+    """Epochs of an earlier start count."""
+    monkeypatch.setattr(common, "BATCH_SECONDS", 0)
+    for epochs, shown in (3, range(1, 7)), (4, (4, 8)):
+        run_one(*compcos_options(toy, tmp_path / "out", "--seed", 0, 1, "--epochs", epochs,
+                                 "--resume"))
+        lines = re.findall("(?m)^epoch .* all 2 seeds ([0-9]+)/([0-9]+), .* left$",
+                           capsys.readouterr().err)
+        assert lines == [(str(done), str(2 * epochs)) for done in shown]
+
+
+def test_one_seed_together_leads_where_one_process_does(toy, done, tmp_path):
     """Three epochs in float32, the AUC to 1e-3; the files are one run's; one process may go on."""
     run_one(*compcos_options(toy, tmp_path / "one", *ONE_SEED))
-    two = (trained / "together-0.txt").read_text()
+    two = said_by(done, "together")
     assert two.count("(test, %)") == 1 and two.count("written to") == 1
-    ours, made_by = metrics_of(trained / "together")
+    ours, made_by = metrics_of(done / "together")
     expected, _ = metrics_of(tmp_path / "one")
     assert made_by["processes"] == 2
     for candidates, reports in expected["test"].items():
         auc = ours["test"][candidates]["exact"]["auc"]
         assert auc == pytest.approx(reports["exact"]["auc"], abs=1e-3)
-    folders = (tmp_path / "one", trained / "together")
+    folders = (tmp_path / "one", done / "together")
     names = [sorted(path.name for path in folder.iterdir()) for folder in folders]
     assert names[0] == names[1]
     scores = [np.load(folder / "scores.npy") for folder in folders]
@@ -316,17 +268,17 @@ def test_one_seed_together_leads_where_one_process_does(toy, trained, tmp_path):
             images.append([row["image"] for row in csv.DictReader(file)])
     assert images[0] == images[1]
 
-    shutil.copytree(trained / "together", tmp_path / "two")
+    shutil.copytree(done / "together", tmp_path / "two")
     run_one(*compcos_options(toy, tmp_path / "two", *ONE_SEED, "--epochs", 5, "--resume"))
     assert (tmp_path / "two/log.csv").read_text().count("\n") == 6
     assert metrics_of(tmp_path / "two")[1]["processes"] == 1
 
 
-def test_baselines_are_not_split(toy, trained, tmp_path):
+def test_baselines_are_not_split(toy, done, tmp_path):
     run_one(*baseline_options(toy, tmp_path / "one"))
-    two = (trained / "baseline-0.txt").read_text()
+    two = said_by(done, "baseline")
     assert two.count("(test, %)") == 1 and two.count("1 of them have nothing to train") == 1
-    assert metrics_of(trained / "baseline")[0] == metrics_of(tmp_path / "one")[0]
+    assert metrics_of(done / "baseline")[0] == metrics_of(tmp_path / "one")[0]
 
 
 def test_what_all_find_wrong_is_said_once(toy, tmp_path):
@@ -338,7 +290,7 @@ def test_what_all_find_wrong_is_said_once(toy, tmp_path):
 LONG = """
 import sys
 import compcos, train
-train.SAVE_SECONDS = 1
+train.SAVE_SECONDS = 0.2
 compcos.main(sys.argv[1:])
 """
 
@@ -353,7 +305,6 @@ def started_training(toy, tmp_path):
     while not (out / "last.pt").exists():
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.1)
-    time.sleep(0.5)
     return running
 
 
@@ -378,20 +329,18 @@ def test_a_process_that_dies_ends_all(toy, tmp_path):
     assert metrics_of(out)[1]["processes"] == 1
 
 
-def test_runs_of_reproduce_are_spread(toy, tmp_path):
+def test_runs_of_reproduce_are_spread(done):
     """A run that fails is named with its log; the others are there; one report."""
-    status, out, error = finish(start(
-        "reproduce.py", "--dataset", toy, "--quick", "--seeds", 0, "--only", "masking",
-        "--tmn=--lr -1", "--out", tmp_path / "out"))
-    assert status != 0, error
-    assert error.count("output.txt") == 2 and "tmn" in error and "--lr is -1.0" in error
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    said = said_by(done, "report")
+    assert said.endswith("exit status 1\n")
+    assert said.count("output.txt") == 2 and "tmn" in said and "--lr is -1.0" in said
+    report = json.loads((done / "report/report.json").read_text())
     assert report["failed"] == ["tmn, seed 0"] and "CompCos" in report["masking"]
-    runs = [path.parents[1].name for path in tmp_path.glob("out/runs/*/seed0/metrics.json")]
+    runs = [path.parents[1].name for path in done.glob("report/runs/*/seed0/metrics.json")]
     assert sorted(runs) == ["aop", "apart", "closed", "full", "leplus", "symnet"]
-    assert out.count(": trained") == len(runs) and out.count("written to") == 1
+    assert said.count(": trained") == len(runs) and said.count("written to") == 1
 
 
-def test_benchmark_runs_on_a_cpu(trained):
-    seconds = json.loads((trained / "benchmark-0.txt").read_text().strip().split("\n")[-1])
+def test_benchmark_runs_on_a_cpu(done):
+    seconds = json.loads(said_by(done, "benchmark").strip().split("\n")[-1])
     assert len(seconds) == 5 and min(seconds.values()) > 0
