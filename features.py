@@ -944,6 +944,7 @@ def _check_numbers(dataset, features, where):
         wrong |= {images[row]: True for row in np.flatnonzero(~is_finite)}
         zero |= {images[row]: True for row in np.flatnonzero(is_zero)}
     if wrong:
+        where = where or f"{dataset.folder}: "
         raise ValueError(f"{where}features of {len(wrong):,} images are not finite: "
                          f"{data.some(wrong, 20)}")
     if zero:

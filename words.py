@@ -285,7 +285,8 @@ def _read(names, path):
         if dim < 1:
             raise ValueError(f"its vectors have {dim} numbers, expected 1 or more")
     except UNREADABLE as error:
-        raise ValueError(f"cannot read word vectors from {path}: {error}") from error
+        why = "arrays of objects, expected plain ones" if "allow_pickle" in str(error) else error
+        raise ValueError(f"cannot read word vectors from {path}: {why}") from error
     return shape.kind, found, dim
 
 
@@ -602,8 +603,8 @@ def _read_npz(file, wanted, tick, shape):
             words = _plain_array(arrays, names)
             rows = _plain_array(arrays, vectors).astype(np.float32)
             if rows.ndim != 2 or words.shape != rows.shape[:1]:
-                raise ValueError(f"{vectors} has shape {rows.shape}, expected ({len(words)}, D) "
-                                 f"for {names}")
+                raise ValueError(f"{vectors} has shape {rows.shape}, expected ({words.size}, D) "
+                                 f"for {names} of shape {words.shape}")
             dims.add(rows.shape[1])
             for word, vector in zip(words.tolist(), rows):
                 if word in wanted:

@@ -73,7 +73,8 @@ class Killable:
 def run_here(folder, arguments):
     """Let this process be `python compcos.py` in a folder, printing to its file `printed`; returns
     its status."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` handles it
+    for name in ("SIGINT", "SIGHUP"):  # until `main` handles them, and where nohup ignores one
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.chdir(folder)
     printed = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(printed, 1)

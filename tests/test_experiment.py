@@ -3,6 +3,8 @@ built-in dataset."""
 
 import csv
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -750,6 +752,45 @@ def test_files_of_wrong_content(toy, tmp_path, capsys, contents):
             and ".pt" in error
             and "weights_only" not in error
         )
+
+
+def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
+    """Each part in turn something else; one error, which names the file."""
+    options = ("--dataset", toy, "--out", tmp_path / "run", "--epochs", "2")
+    out = run(*options)
+    best = torch.load(out / "best.pt", weights_only=True)
+    last = torch.load(out / "last.pt", weights_only=True)
+    for part in train.LAST:
+        torch.save(last | {part: None}, out / "last.pt")
+        with pytest.raises(ValueError, match=f"last.pt .* its {part} is a NoneType"):
+            train.load_last(out, last["settings"], 3)
+    for change in (dict(best=last["best"] | dict(value=None)), dict(average=[1]),
+                   dict(history=[dict(epoch=1, loss="x")]),
+                   dict(settings=last["settings"] | dict(lr=torch.ones(2)))):
+        torch.save(last | change, out / "last.pt")
+        with pytest.raises(SystemExit):
+            run(*options, "--epochs", "3", "--resume")
+        assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
+    changes = [{part: None} for part in experiment.BEST]
+    changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
+                dict(seen=torch.ones(3, 3))]
+    for change in changes:
+        torch.save(best | change, out / "best.pt")
+        with pytest.raises(ValueError, match="best.pt"):
+            CompCos.load(out / "best.pt")
+
+
+def test_metrics_that_are_none(tmp_path):
+    """A named pipe would be waited for; too many brackets are Python's own error."""
+    for contents in (b"", b"[]", b"\xff", b"[" * 100_000):
+        (tmp_path / "metrics.json").write_bytes(contents)
+        assert experiment.earlier_best_epoch(tmp_path) is None
+        with pytest.raises(ValueError, match="metrics.json"):
+            experiment.read_json(tmp_path / "metrics.json")
+    if hasattr(os, "mkfifo"):
+        (tmp_path / "metrics.json").unlink()
+        os.mkfifo(tmp_path / "metrics.json")
+        assert experiment.earlier_best_epoch(tmp_path) is None
 
 
 def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):
