@@ -586,8 +586,9 @@ def _check_whole(piece, start):
 def _top(block, seen_group, unseen_group, k):
     """The column of each row's greatest score (B,), nan counting as the greatest; or None.
 
-    None: the columns of one group will be hidden in a copy of nearly every row anyway, so `top`
-    would spare `_best` nothing. Where the best of one column is asked for, three rows tell.
+    Only a speed-up: `_best` gives the same where it gets None. None: the columns of one group will
+    be hidden in a copy of nearly every row anyway, so `top` would spare `_best` nothing. Where the
+    best of one column is asked for, three rows tell.
     """
     hidden = [group for group in (seen_group, unseen_group) if not group.few]
     # Hiding passes every score, and inf or nan come out as nan; only float64 has a LIMIT besides.

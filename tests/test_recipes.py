@@ -227,6 +227,7 @@ def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
 
 
 BROKEN = {  # what is wrong with a model -> what is said of it, before any training
+    "mean": r"Broken.loss gives \(\d+,\): expected a 0-dim tensor, the mean over the batch",
     "loss": "Broken has no loss: a model offers all of states, objects, loss",
     "config": "Broken has no config",
     "order": r"Broken.score gives \(2, \d+, \d+\) for 2 images: expected \(B, S, O\)",
@@ -254,9 +255,12 @@ def test_a_model_that_breaks_the_contract_is_told_before_training(
         def loss(self):
             if what == "loss":
                 raise AttributeError("loss")
+            if what == "mean":
+                return lambda features, target: features.mean(1)
             return super().loss
 
     monkeypatch.setitem(baselines.MODELS, "mine", Broken)
+    monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=dict(epochs=1)))
     out = tmp_path / "run"
     with pytest.raises(SystemExit):
         baselines.main(["--model", "mine", "--dataset", str(toy), "--device", "cpu",
