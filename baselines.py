@@ -704,9 +704,8 @@ def choose_weight_decay(build, prepared):
     for phase in data.PHASES:
         features = torch.as_tensor(prepared.features[phase], device=prepared.device)
         arrays[phase] = features, prepared.dataset.targets[phase]
-    whole = common.Progress("all weight decays",
-                            len(WEIGHT_DECAYS) * prepared.settings["epochs"], "epochs",
-                            together=True)
+    epochs = len(WEIGHT_DECAYS) * prepared.settings["epochs"]
+    job = common.Progress("all weight decays", epochs, "epochs", together=True)
 
     def validation(weight_decay):
         settings = dict(prepared.settings, weight_decay=weight_decay, seed=0)
@@ -714,7 +713,7 @@ def choose_weight_decay(build, prepared):
         with tempfile.TemporaryDirectory() as folder:
             history, _ = experiment.train_model(build(), arrays, prepared.dataset,
                                                 settings=settings, out=Path(folder), resume=False,
-                                                eager=False, whole=whole)
+                                                eager=False, job=job)
         return max(row["validation"] for row in history)
 
     best = dict(common.spread(WEIGHT_DECAYS, validation))

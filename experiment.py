@@ -368,9 +368,9 @@ def memory_explained(device):
 
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False,
-             whole=None):
+             job=None):
     """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
-    holds. Several processes do it together, and the first one writes. whole: as `fit` takes it."""
+    holds. Several processes do it together, and the first one writes. job: as `fit` takes it."""
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
     if writes:
@@ -389,7 +389,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
             arrays[phase] = (on_device, dataset.targets[phase])
         check_model(model, arrays["train"][0], dataset.seen)
         history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
-                                      resume=resume, eager=eager, whole=whole)
+                                      resume=resume, eager=eager, job=job)
         rho = model.feasibility(dataset.seen)
         # What is to be one file of scores, one process scores: each one does, and the first writes.
         with (scores_file(out, dataset, save_scores and writes) as save,
@@ -469,7 +469,7 @@ def scores_file(out, dataset, wanted):
         part.unlink(missing_ok=True)
 
 
-def train_model(model, arrays, dataset, *, settings, out, resume, eager, whole=None):
+def train_model(model, arrays, dataset, *, settings, out, resume, eager, job=None):
     """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history
     and what the model chose `after_training`, by validation AUC in the open world."""
     open_world = np.ones(dataset.seen.size, bool)
@@ -489,7 +489,7 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager, whole=N
     history = fit(model, features, targets, validate_epoch, out=out, resume=resume,
                   settings=settings, eager=eager, average=settings.get("average", 0.0),
                   patience=settings.get("patience"), passes=settings.get("passes", 1),
-                  whole=whole, **keywords)
+                  job=job, **keywords)
     chosen = {}
     if hasattr(model, "after_training"):
         chosen = model.after_training(validate)
@@ -518,16 +518,16 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
         common.check_shared(out)
         together = splits and len(seeds) == 1
         say_how_spread(dataset, settings, seeds, device, together)
-        whole = None
+        job = None
         if len(seeds) > 1:
-            whole = common.Progress(f"all {len(seeds)} seeds", len(seeds) * settings["epochs"],
-                                    "epochs", together=True)
+            job = common.Progress(f"all {len(seeds)} seeds", len(seeds) * settings["epochs"],
+                                  "epochs", together=True)
 
         def train_seed(seed):
             folder = out if len(seeds) == 1 else out / f"seed{seed}"
             return one_seed(build, dataset, features, settings=dict(settings, seed=seed),
                             device=device, out=folder, resume=resume, save_scores=save_scores,
-                            eager=eager, whole=whole)
+                            eager=eager, job=job)
 
         return run_seeds(train_seed, dataset, settings, seeds, out, together)
 

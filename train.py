@@ -267,7 +267,7 @@ def captured(step):
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
-        settings, average=0.0, patience=None, passes=1, resume=False, eager=False, whole=None):
+        settings, average=0.0, patience=None, passes=1, resume=False, eager=False, job=None):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
     weights in `model`.
 
@@ -275,7 +275,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there,
     to the same numbers. `average` above 0 is the greatest decay of a WeightAverage: it is what
     validates and what is left in `model`. With `patience`, training ends once so many epochs have
-    brought nothing better. An epoch is `passes` over the images. `whole` is the common.Progress of
+    brought nothing better. An epoch is `passes` over the images. `job` is the common.Progress of
     a job of several trainings, in which the epochs of this one are counted. Returns the history, a
     list of {epoch, loss, validation, seconds}. ValueError: bad input, last.pt of another run, a
     loss that is not finite. However it ends, `out/last.pt` holds the last whole epoch.
@@ -289,17 +289,17 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     if state:
         continue_run(run, state, out)
     agree(run, out)
-    if whole is not None:  # epochs of an earlier start count, and so does the time that they took
-        whole.advance(run.epoch)
-        whole.start -= sum(row["seconds"] for row in run.history)
+    if job is not None:  # epochs of an earlier start count, and so does the time that they took
+        job.advance(run.epoch)
+        job.start -= sum(row["seconds"] for row in run.history)
     size = min(batch_size, len(features))
     step, total = stepper(model, run.optimizer, features, targets, eager=eager)
     with common.signals_together() as is_stopping, last_epoch_kept(run, out, settings):
         train_epochs(run, step, total, validate, count=len(features), size=size, seed=seed,
                      epochs=epochs, patience=patience, passes=passes, out=out, settings=settings,
-                     is_stopping=is_stopping, whole=whole)
-    if whole is not None:
-        whole.advance(epochs - run.epoch)  # those that `patience` has spared
+                     is_stopping=is_stopping, job=job)
+    if job is not None:
+        job.advance(epochs - run.epoch)  # those that `patience` has spared
     run.take_best()
     return run.history
 
@@ -324,7 +324,7 @@ def last_epoch_kept(run, out, settings):
 
 
 def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patience, passes, out,
-                 settings, is_stopping, whole):
+                 settings, is_stopping, job):
     """The epochs of `fit`, with `count` images in batches of `size`; last.pt is written now and
     then. KeyboardInterrupt: `is_stopping()`."""
     saved_at = time.monotonic()
@@ -337,9 +337,9 @@ def train_epochs(run, step, total, validate, *, count, size, seed, epochs, patie
         value = run.validate(validate)
         seconds = time.monotonic() - started
         run.keep(epoch, value, dict(epoch=epoch, loss=loss, validation=value, seconds=seconds))
-        if whole is not None:
-            whole.advance(1)
-        announce(run, epochs, whole)
+        if job is not None:
+            job.advance(1)
+        announce(run, epochs, job)
         if time.monotonic() - saved_at > SAVE_SECONDS:
             run.save(out, settings)
             saved_at = time.monotonic()
@@ -565,9 +565,9 @@ def draw_order(count, passes, seed, epoch):
     return order
 
 
-def announce(run, epochs, whole=None):
+def announce(run, epochs, job=None):
     """A line on stderr: an epoch on a terminal, a minute in a batch job's log. It says how long
-    this training still takes, or the `whole` job."""
+    this training still takes, or the whole `job`."""
     now = time.monotonic()
     if not common.is_terminal(sys.stderr) and now - run.announced < common.BATCH_SECONDS:
         return
@@ -576,8 +576,8 @@ def announce(run, epochs, whole=None):
     recent = run.history[-20:]
     seconds = sum(row["seconds"] for row in recent) / len(recent)
     left = f"{common.duration(seconds * (epochs - row['epoch']))} left"
-    if whole is not None:
-        left = whole.line(now)
+    if job is not None:
+        left = job.line(now)
     common.say(f"epoch {row['epoch']}/{epochs}  loss {row['loss']:.4f}  validation AUC "
                f"{100 * row['validation']:.2f} %  "
                f"best {100 * run.best_value:.2f} % (epoch {run.best_epoch or '-'})  {left}")

@@ -66,7 +66,7 @@ def fresh():
     return model.double().set_training(Task.seen, warmup=2)
 
 
-def fit(folder, epochs, whole=None):
+def fit(folder, epochs, job=None):
     """(model, history) of a training."""
     model = fresh()
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def fit(folder, epochs, whole=None):
 
     history = train.fit(model, torch.as_tensor(Task.features), torch.as_tensor(Task.targets),
                         validate, epochs=epochs, batch_size=19, lr=1e-3, weight_decay=1e-3, seed=5,
-                        average=0.9, passes=2, out=folder, settings={}, whole=whole)
+                        average=0.9, passes=2, out=folder, settings={}, job=job)
     return model, history
 
 
@@ -144,11 +144,11 @@ def turns():
 
 def progress():
     """What is shown is of the whole job: of three trainings on two processes."""
-    whole = common.Progress("all 3 seeds", 6, "epochs", together=True)
-    list(common.spread(range(3), lambda seed: fit(Path(f"seed{seed}"), 2, whole)[1]))
+    job = common.Progress("all 3 seeds", 6, "epochs", together=True)
+    list(common.spread(range(3), lambda seed: fit(Path(f"seed{seed}"), 2, job)[1]))
     common.gather("both are done")
-    whole.update(0)
-    assert whole.line(whole.start + 3) == "all 3 seeds 6/6, 2 epochs/s, 0 s left"
+    job.update(0)
+    assert job.line(job.start + 3) == "all 3 seeds 6/6, 2 epochs/s, 0 s left"
 
 
 def unshared_folder():
