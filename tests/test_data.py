@@ -868,7 +868,8 @@ def test_two_lists_that_may_be_the_metadata_are_named(tmp_path):
     (folder / data.METADATA).rename(folder / "a.t7")
     (folder / "b.t7").write_bytes(content)
     dataset, problems = data.read(folder)
-    assert f"the metadata may be a.t7, b.t7: give that one the name {data.METADATA}" in dataset.notes
+    note = f"the metadata may be a.t7, b.t7: give that one the name {data.METADATA}"
+    assert note in dataset.notes
     assert "is missing" in problems[0]
 
 
