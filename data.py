@@ -378,6 +378,10 @@ def read_text(file, problems):
         problems.append(f"{file.name} is damaged: {count(zeros, 'zero byte')}, the first in line "
                         f"{line}, expected text; restore that line, or save the file anew")
         return ""
+    if text.lstrip().lower().startswith(("<!", "<?", "<html")):
+        problems.append(f"{file.name} is a web page, which a site may send in place of a file: "
+                        "fetch it again")
+        return ""
     if not text.strip():
         problems.append(f"{file.name} is empty")
     return text
@@ -412,6 +416,8 @@ def as_text(value):
     """A name as text, whether Python's or NumPy's, text or bytes or number."""
     if isinstance(value, bytes):
         return value.decode()
+    if not isinstance(value, (str, int, float, np.generic)):
+        raise TypeError(f"found a {type(value).__name__}, expected a name")
     return str(value)
 
 

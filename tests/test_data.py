@@ -229,6 +229,16 @@ def test_images_in_two_sets_and_all_seen_are_noted(tmp_path):
             lambda f: (f / data.SPLIT / "val_pairs.txt").write_bytes(b"n\xe4sse dog"),
             ["val_pairs.txt is not in UTF-8"],
         ),
+        (
+            lambda f: (f / data.SPLIT / "val_pairs.txt").write_text("<!doctype html>\n<html>\n"),
+            ["val_pairs.txt is a web page"],
+        ),
+        (
+            lambda f: torch.save(
+                [dict(image="1", attr=None, obj="dog", set="val")], f / f"metadata_{data.SPLIT}.t7"
+            ),
+            [f"metadata_{data.SPLIT}.t7 is no torch.save", "found a NoneType, expected a name"],
+        ),
         (lambda f: (f / f"metadata_{data.SPLIT}.t7").unlink(), ["t7 is missing"]),
         (
             lambda f: (f / f"metadata_{data.SPLIT}.t7").write_text("<html>"),
