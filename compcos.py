@@ -76,6 +76,10 @@ class CompCos(nn.Module):
         does.
         """
         checkpoint = experiment.load_best(path, cls.__name__)
+        for name, kind in dict(scale=(float, int), backbone=str).items():  # needed to predict
+            if not isinstance(checkpoint["settings"].get(name), kind):
+                raise ValueError(f"{path} is damaged: its settings have no {name}; train anew, or "
+                                 "restore the file")
         weights = checkpoint.pop("weights")
         try:
             states = weights_of_first(weights, "states")
@@ -848,6 +852,8 @@ def features_of_table(options):
     stored = data.read_features(options.features)
     rows = {name: row for row, name in enumerate(stored["files"])}
     images = list(rows)
+    if not images:
+        raise ValueError(f"{options.features} holds features of no image: make or fetch it again")
     if options.predict:
         images = find_names(data.without_prefix(options.predict, rows), rows, options.features)
     with np.errstate(over="ignore"):  # what is too large is then not finite

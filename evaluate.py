@@ -995,7 +995,7 @@ def load(files):
             beside = path.parent / "scores.npy"
             if beside.exists():
                 arrays |= _read(beside)
-                _check_scores(beside, arrays["scores"], checksum)
+                _check_scores(beside, path, arrays["scores"], checksum)
                 break
     lacking = [name for name in ARRAYS[:3] if name not in arrays]
     if lacking:
@@ -1004,10 +1004,12 @@ def load(files):
     return arrays.pop("scores"), arrays.pop("target"), arrays
 
 
-def _check_scores(path, scores, checksum):
-    """ValueError where scores are not those of which a checksum, an array () or None, was kept."""
+def _check_scores(path, keeper, scores, checksum):
+    """ValueError where scores are no table, or not those of which `keeper` has a checksum."""
+    if scores.ndim != 2:
+        raise ValueError(f"{path} holds scores of shape {scores.shape}; expected (N, P)")
     if checksum is not None and zlib.crc32(np.ascontiguousarray(scores)) != checksum.tolist():
-        raise ValueError(f"{path} is damaged, or of another run than the file beside it: write "
+        raise ValueError(f"{path} is damaged, or of another run than {keeper} beside it: write "
                          "both anew (--resume --save-scores), or name the scores meant")
 
 

@@ -329,10 +329,15 @@ def write_json(path, value):
         json.dump(plain(value), file, indent=1)
 
 
+def check_plain(path):
+    """ValueError for a pipe or a folder: a pipe would be waited for without end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no plain file: remove it")
+
+
 def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
-    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
-        raise ValueError(f"{path} is no plain file: remove it")
+    check_plain(path)
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -676,25 +681,35 @@ def load_best(path, model):
     return contents
 
 
+def read_rows(path):
+    """The rows of a .csv file, dictionaries. ValueError names a file that is none."""
+    check_plain(path)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
+
+
 def read_feasibility(path, states, objects):
     """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are
     missing, or no numbers."""
-    rows = {}
-    try:
-        if str(path).endswith(".pt"):
-            contents = load_best(path, "CompCos")
-            pairs = itertools.product(contents["states"], contents["objects"])
-            rows = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
-        else:
-            with open(path, encoding="utf-8-sig", newline="") as file:
-                for row in csv.DictReader(file):
-                    rows[row["state"], row["object"]] = float(row["feasibility"])
-        scores = np.zeros((len(states), len(objects)))
-        for s, o in np.ndindex(scores.shape):
-            scores[s, o] = rows[states[s], objects[o]]
-    except (KeyError, TypeError) as missing:
-        raise ValueError(f"{path} has no {missing}: expected columns state, object, feasibility "
-                         "with a row for each composition of this data") from None
+    if str(path).endswith(".pt"):
+        contents = load_best(path, "CompCos")
+        pairs = itertools.product(contents["states"], contents["objects"])
+        found = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
+    else:
+        found = {}
+        for row in read_rows(path):
+            found[row.get("state"), row.get("object")] = row.get("feasibility")
+    scores = np.zeros((len(states), len(objects)))
+    for s, o in np.ndindex(scores.shape):
+        try:
+            scores[s, o] = float(found[states[s], objects[o]])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{path} has no number for {states[s]} {objects[o]}: expected columns "
+                             "state, object, feasibility with a row for each composition of this "
+                             "data") from None
     if not np.isfinite(scores).all():
         raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
     return scores
@@ -715,7 +730,7 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False, ma
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
                          "features, not images, "
                          "or give --features FILE")
-    weights = weights or checkpoint["settings"]["weights"]
+    weights = weights or checkpoint["settings"].get("weights")
     if weights and not Path(weights).is_file():
         raise FileNotFoundError(f"no weights file {weights}: the model was trained on {backbone}; "
                                 "--weights FILE says where its weights are now")

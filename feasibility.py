@@ -23,6 +23,7 @@ import sys
 import warnings
 import zlib
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -358,6 +359,7 @@ def _in_words(value):
 # ---- pair lists ----
 
 COLUMNS = {"state": ("state", "attr"), "object": ("object", "obj"), "phase": ("split", "set")}
+MARKUP = ("<!", "<?", "<html")  # how a page begins, which a site sent in place of the file
 TRAINING = ("train", "training")  # what a table of images may call the training set, in any case
 
 
@@ -372,10 +374,13 @@ def read_pairs(path, *, training=False):
     path = Path(path)
     if path.is_dir():
         path = path / "images.csv"
+    _check_plain(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no UTF-8 text; save it as UTF-8 (CSV UTF-8)") from None
+    if text.lstrip().lower().startswith(MARKUP):
+        raise ValueError(f"{path} is a web page, no list of pairs: fetch the file itself")
     lines = text.split("\n")
     if lines[0].startswith("sep="):  # a spreadsheet's note on its own separator
         lines[0] = ""
@@ -387,6 +392,12 @@ def read_pairs(path, *, training=False):
     if _column(columns, "state") is not None and _column(columns, "object") is not None:
         return _pairs_of_table(path, lines, separator, training)
     return _pairs_of_list(path, lines)
+
+
+def _check_plain(path):
+    """ValueError for a pipe or a folder: a pipe would be waited for without end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no plain file: give a file that can be read to its end")
 
 
 def _column(columns, meaning):
@@ -508,6 +519,7 @@ def read_vectors(path, states, objects, words, *, missing="error"):
     if missing not in ("error", "random", "mean"):
         raise ValueError(f'missing is {missing!r}; expected "error", "random" or "mean"')
     looked_up = {name: words.get(name, name) for name in [*states, *objects]}
+    _check_plain(path)
     if _is_archive(path):
         kind = "npz"
         state_table, object_table = _npz_tables(path)
@@ -720,6 +732,7 @@ def _merged(tables, first):
 
 def _load_npz(path, keys):
     """{key: array} of those of the keys that an .npz has."""
+    _check_plain(path)
     try:
         with np.load(path) as file:
             return {key: file[key] for key in keys if key in file.files}
@@ -727,6 +740,8 @@ def _load_npz(path, keys):
         raise
     except Exception as error:  # NumPy and zipfile have many ways to say that this is not the file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "allow_pickle" in reason:  # NumPy's advice to load unsafely
+            reason = "of no such form, or pickled objects, which are not loaded"
         raise ValueError(f"{path}: expected an .npz file with {', '.join(keys)} "
                          f"({reason})") from error
 
@@ -754,6 +769,9 @@ def read_external(path, states, objects):
     if rows.ndim != 1 or columns.ndim != 1 or scores.shape != rows.shape + columns.shape:
         raise ValueError(f"{path}: scores are {scores.shape} for states {rows.shape} and objects "
                          f"{columns.shape}")
+    if rows.dtype.kind != "U" or columns.dtype.kind != "U":
+        raise ValueError(f"{path}: states are {rows.dtype}, objects {columns.dtype}; expected "
+                         "names, as by np.array(names, str)")
     of_states = _indices(states, rows.tolist(), path)
     of_objects = _indices(objects, columns.tolist(), path)
     return scores[np.ix_(of_states, of_objects)]
@@ -788,9 +806,10 @@ def _read_json(path, expected, fits):
     """The object in a JSON file, {} without one; ValueError unless its values fit."""
     if not path:
         return {}
+    _check_plain(path)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, {expected} ({error})") from None
     if not isinstance(content, dict) or not all(fits(value) for value in content.values()):
         raise ValueError(f"{path} holds {json.dumps(content)[:60]}; expected {expected}")
@@ -991,12 +1010,23 @@ def _marked(pairs, states, objects):
     return marked
 
 
+@contextmanager
+def _naming(path):
+    """A ValueError inside is of what a file holds, and names it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _scored(inputs, vectors, options):
     """(S, O) scores of these vectors, with the knowledge from elsewhere if there is any."""
-    scores = feasibility_scores(*vectors, inputs.seen, mix=options.mix)
+    with _naming(options.vectors):
+        scores = feasibility_scores(*vectors, inputs.seen, mix=options.mix)
     if inputs.external is None:
         return scores
-    mixed = combine(scores, inputs.external, weight=options.weight)
+    with _naming(options.combine):
+        mixed = combine(scores, inputs.external, weight=options.weight)
     return np.where(inputs.seen, 1, mixed)
 
 
@@ -1062,7 +1092,7 @@ def _print_agreement(scores, inputs, options):
     tables = _read_json(options.tables, expected, _is_table)
     published = None
     if options.published:
-        published = _read_published(options.published, inputs.seen.shape)
+        published = _read_published(options.published, inputs.seen)
 
     shuffled = []
     for seed in range(10):
@@ -1083,12 +1113,16 @@ def _print_agreement(scores, inputs, options):
     _print_figures(table)
 
 
-def _read_published(path, shape):
+def _read_published(path, seen):
     """(S, O) published scores; a file may hold them as one row."""
     published, = _arrays(path, "feasibility")
-    if published.shape not in (shape, (shape[0] * shape[1],)):
-        raise ValueError(f"{path}: feasibility is {published.shape}; expected {shape}")
-    return published.reshape(shape)
+    if published.shape not in (seen.shape, (seen.size,)):
+        raise ValueError(f"{path}: feasibility is {published.shape}; expected {seen.shape}")
+    with _naming(path):
+        published = _numbers(published, "feasibility").reshape(seen.shape)
+    if np.isnan(published[~seen]).any():
+        raise ValueError(f"{path}: feasibility has nan among the unseen; expected numbers")
+    return published
 
 
 def _print_figures(table):

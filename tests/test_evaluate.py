@@ -1267,3 +1267,16 @@ def test_a_named_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "scores.npz")
     with pytest.raises(ValueError, match="no plain file"):
         module.load([tmp_path / "scores.npz"])
+
+
+def test_scores_beside_are_named_with_what_keeps_their_checksum(saved):
+    """Either file may be the wrong one."""
+    folder, arrays = saved
+    scores = arrays.pop("scores")
+    np.save(folder / "scores.npy", scores)
+    np.savez(folder / "scores.npz", **arrays, scores_crc32=np.zeros(3))
+    with pytest.raises(ValueError, match="scores.npy is damaged, or of another run than .*npz"):
+        module.load([folder / "scores.npz"])
+    np.save(folder / "scores.npy", scores[None])
+    with pytest.raises(ValueError, match=r"scores.npy holds scores of shape \(1, "):
+        module.load([folder / "scores.npz"])

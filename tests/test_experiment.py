@@ -773,7 +773,7 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
         assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
     changes = [{part: None} for part in experiment.BEST]
     changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
-                dict(seen=torch.ones(3, 3))]
+                dict(seen=torch.ones(3, 3)), dict(settings={})]
     for change in changes:
         torch.save(best | change, out / "best.pt")
         with pytest.raises(ValueError, match="best.pt"):
@@ -791,6 +791,20 @@ def test_metrics_that_are_none(tmp_path):
         (tmp_path / "metrics.json").unlink()
         os.mkfifo(tmp_path / "metrics.json")
         assert experiment.earlier_best_epoch(tmp_path) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("content", [
+    b"", b"\xff\xfe", b"<!DOCTYPE html>\n", b"state,object,feasibility\nold,cat\n", b"state\n",
+    b"state,object,feasibility\nold,cat,high\n", b"state,object,feasibility\nold,cat,nan\n", None])
+def test_a_feasibility_that_is_none(tmp_path, content):
+    path = tmp_path / "feasibility.csv"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="feasibility.csv"):
+        experiment.read_feasibility(path, ["old"], ["cat"])
 
 
 def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):

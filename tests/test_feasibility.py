@@ -4,7 +4,9 @@ scores."""
 import ast
 import csv
 import gzip
+import io
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -797,3 +799,60 @@ def test_vectors_that_are_no_numbers_are_named(vectors, tmp_path):
     np.savez(tmp_path / "vectors.npz", names=["old", "wet", "cat"], vectors=vectors)
     with pytest.raises(ValueError, match="vectors.npz: vectors are .* expected numbers"):
         F.read_vectors(tmp_path / "vectors.npz", ["old", "wet"], ["cat"], {})
+
+
+def as_npz(**arrays):
+    """The bytes of an .npz."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+NO_NAMES = dict(states=[True, False, True], objects=[True, False, True])
+WRONG_FILES = [  # a file, its content (None: a named pipe), what the error says of it
+    ("pairs.txt", None, "no plain file"),
+    ("pairs.txt", b"<!DOCTYPE html>\n<html><body>Log in</body></html>\n", "web page"),
+    ("occur.txt", b"<!DOCTYPE html>\n<html><body>Log in</body></html>\n", "web page"),
+    ("vectors.npz", None, "no plain file"),
+    ("vectors.npz", b"words", "not loaded"),
+    ("vectors.npz", as_npz(names=["old"], vectors=np.array([[None]])), "not loaded"),
+    ("vectors.npz", as_npz(states=STATES, state_vectors=STATE_VECTORS * np.nan, objects=OBJECTS,
+                           object_vectors=OBJECT_VECTORS), "not finite"),
+    ("names.json", None, "no plain file"),
+    ("names.json", b"[" * 100_000, "expected JSON"),
+    ("combine.npz", None, "no plain file"),
+    ("combine.npz", as_npz(scores=np.ones((3, 3)), **NO_NAMES), "expected names"),
+    ("combine.npz", as_npz(scores=np.full((3, 3), "x"), states=STATES, objects=OBJECTS), "<U1"),
+    ("published.npz", None, "no plain file"),
+    ("published.npz", as_npz(feasibility=np.full((3, 3), "x")), "<U1"),
+    ("published.npz", as_npz(feasibility=np.full((3, 3), np.nan)), "nan"),
+]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("number", range(len(WRONG_FILES)))
+def test_files_of_other_content_are_named(number, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.txt").write_text("old well\nsmall cat\nwet dog\nwet well\n")
+    Path("occur.txt").write_text("old cat\n")
+    Path("names.json").write_text("{}")
+    vectors = dict(states=STATES, state_vectors=STATE_VECTORS, objects=OBJECTS,
+                   object_vectors=OBJECT_VECTORS)
+    np.savez("vectors.npz", **vectors)
+    np.savez("combine.npz", scores=np.zeros((3, 3)), states=STATES, objects=OBJECTS)
+    np.savez("published.npz", feasibility=np.ones((3, 3)))
+    arguments = ["--pairs", "pairs.txt", "--occur", "occur.txt", "--vectors", "vectors.npz",
+                 "--names", "names.json", "--combine", "combine.npz", "--published",
+                 "published.npz"]
+    F.main(arguments)
+    name, content, words_of_it = WRONG_FILES[number]
+    Path(name).unlink()
+    if content is None:
+        os.mkfifo(name)
+    else:
+        Path(name).write_bytes(content)
+    with pytest.raises(SystemExit) as exit:
+        F.main(arguments)
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.startswith(f"error: {name}"), error
+    assert error.count("\n") == 1 and words_of_it in error and "allow_pickle" not in error
