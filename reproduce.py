@@ -23,7 +23,7 @@ import re
 import shlex
 import sys
 import traceback
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -38,10 +38,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 import baselines
 import compcos
+import data
 import experiment
 from experiment import read_json
 from feasibility import agreement, hard_mask, median_mask, ranked
-from train import sweep
+from train import LOG, sweep
 
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
@@ -91,6 +92,7 @@ CHANGES = {  # run -> (what is changed of `strong4`, options)
 }
 STRONG_RUNS |= {run: f"{STRONG} --members 4 {options}" for run, (_, options) in CHANGES.items()}
 
+VERSIONS = ("python", "torch", "numpy", "pillow")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
 UNSEEN_ONLY = {"Sta. unseen only": "state_accuracy_unseen_only",
@@ -291,20 +293,84 @@ def report_outcome(jobs, number, outcome, so_far=""):
           flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
+@contextmanager
+def result(path):
+    """Yields the file of a result that is read inside. ValueError: whatever is wrong with it, and
+    what to do."""
+    try:
+        experiment.check_plain(path)
+        yield path
+    except MemoryError:
+        raise
+    except Exception as error:  # of CSV and zip, and of what is not in them
+        problem = str(error)
+        if str(path) not in problem:
+            problem = f"{path} is damaged ({data.reason(error)})"
+        raise ValueError(f"{problem}; remove {path.with_name('metrics.json')}, and the same "
+                         "command makes the results of this run anew") from None
+
+
 def load(folder):
     """metrics.json of a run, its `folder`, `hardware`, `log` (arrays (epochs,) by name) and
-    `seconds` of training."""
-    columns = {}
-    with open(folder / "log.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            for name, value in row.items():
-                columns.setdefault(name, []).append(float(value))
-    log = {name: np.array(values) for name, values in columns.items()}
-    run = read_json(folder / "run.json") | read_json(folder / "metrics.json")
+    `seconds` of training. ValueError names the file that is not as the run left it."""
+    note = read_json(folder / "run.json")
+    run = note | read_json(folder / "metrics.json")
+    with result(folder / "run.json"):
+        check_texts(note, ["hardware"])
+    with result(folder / "metrics.json"):
+        check_metrics(run)
+    with result(folder / "log.csv") as path:
+        log = read_log(path)
+        if len(log["epoch"]) < run["best_epoch"]:
+            raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
     run["folder"] = folder
     run["log"] = log
     run["seconds"] = float(log["seconds"].sum())
     return run
+
+
+def check_metrics(metrics):
+    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: it is not
+    there."""
+    for phase in ("validation", "test"):
+        for candidate_set in experiment.CANDIDATE_SETS:
+            report_cells([metrics[phase][candidate_set]])
+    for name in ("threshold", "best_epoch", "feasibility_auroc"):
+        cell([metrics], name)
+    for candidate_set in experiment.CANDIDATE_SETS:
+        cell([metrics], "candidates", "val", candidate_set)
+        cell([metrics], "candidates", "test", candidate_set)
+    curve = metrics["threshold_curve"]
+    np.array([curve["threshold"], curve["auc"], curve["removed"]], float)  # of one length
+    check_texts(metrics["versions"], VERSIONS)
+    check_texts(metrics["settings"], ["model"])
+    check_texts(metrics, ["truth"])
+
+
+def check_texts(held, names):
+    """KeyError, TypeError: there is no text of these names."""
+    for name in names:
+        if not isinstance(held[name], str):
+            raise TypeError(f"{name} is no text")
+
+
+def read_log(path):
+    """log.csv as arrays (epochs,) by name. KeyError, TypeError, ValueError: it is none."""
+    rows = read_table(path)
+    return {name: np.array([float(row[name]) for row in rows]) for name in LOG}
+
+
+def read_table(path):
+    """The rows of a .csv that a run wrote, dictionaries. ValueError: it is cut off."""
+    if not path.read_bytes().endswith(b"\n"):
+        raise ValueError("its last line is cut off")
+    return experiment.read_rows(path)
+
+
+def model_of(run, device="cpu"):
+    """The trained CompCos of a run. ValueError names its file, and what to do."""
+    with result(run["folder"] / "best.pt") as path:
+        return compcos.CompCos.load(path, device)
 
 
 def hardware():
@@ -424,7 +490,7 @@ def compute_strategies(results):
     reports = {}
     for label, run_name in OURS.items():
         for run in results.of(run_name):
-            model = compcos.CompCos.load(run["folder"] / "best.pt", features.device)
+            model = model_of(run, features.device)
             rho = model.checkpoint["feasibility"].numpy()
             masks = masks_to_try(rho, seen, run["threshold"])
             for mask, (swept, _) in sweep(model, features, target, seen, masks).items():
@@ -472,8 +538,7 @@ def compute_feasibility(results):
     objects = list(dataset.objects)
     scores_of_seeds = []
     for run in results.of("full"):
-        checkpoint = compcos.CompCos.load(run["folder"] / "best.pt").checkpoint
-        scores_of_seeds.append(checkpoint["feasibility"].numpy())
+        scores_of_seeds.append(model_of(run).checkpoint["feasibility"].numpy())
     rho = scores_of_seeds[0]
     ranking = ranked(rho, seen, top=5)
     paper = paper_ranking(results)
@@ -531,18 +596,26 @@ def compute_training(results):
     return cells
 
 
-def read_answers(closed_run, full_run):
+def read_answers(closed_run, full_run, images):
     """(N, 5) str of the test images: image, the answers of the closed model and of the full one
     with mask, the truth, the full model's answer without mask."""
-    tables = []
-    for run in (closed_run, full_run):
-        text = (run["folder"] / "predictions.csv").read_text("utf-8")
-        tables.append(list(csv.DictReader(text.splitlines())))
-    rows = []
-    for closed, full in zip(*tables):
-        rows.append([closed["image"], closed["open"], full["open_masked"], closed["truth"],
-                     full["open"]])
-    return np.array(rows)
+    closed = answers_of(closed_run, images)
+    full = answers_of(full_run, images)
+    return np.stack([closed["image"], closed["open"], full["open_masked"], closed["truth"],
+                     full["open"]], axis=1)
+
+
+def answers_of(run, images):
+    """The columns of predictions.csv that are read, (N,) str by name. ValueError names a file that
+    is not of these images."""
+    columns = {}
+    with result(run["folder"] / "predictions.csv") as path:
+        rows = read_table(path)
+        for name in ("image", "truth", "open", "open_masked"):
+            columns[name] = np.array([row[name] for row in rows], str)
+        if columns["image"].tolist() != list(images):
+            raise ValueError(f"{len(rows)} rows, expected one for each of {len(images)} images")
+    return columns
 
 
 def who_is_right(answers):
@@ -568,7 +641,7 @@ def compute_qualitative(results):
     for seed, full_run in results.runs["full"].items():
         if seed not in results.runs["closed"]:
             continue
-        answers = read_answers(results.runs["closed"][seed], full_run)
+        answers = read_answers(results.runs["closed"][seed], full_run, dataset.images["test"])
         share = {kind: which.mean() for kind, which in who_is_right(answers).items()}
         for who, column in (("closed model", 1), ("full model", 4), ("full model with mask", 2)):
             impossible = ~np.isin(answers[:, column], possible)
@@ -824,12 +897,23 @@ def draw_bias_curves(results, rows, areas, looks, path):
     for label in sorted(areas, key=areas.get, reverse=True):
         run, candidate_set = rows[label]
         colour, style = looks[label]
-        with np.load(results.first(run)["folder"] / "curves.npz") as file:
-            unseen = 100 * file[f"{candidate_set}_unseen"]
-            seen = 100 * file[f"{candidate_set}_seen"]
-        axes[0].plot(unseen, seen, style, color=colour, label=f"{label}: {100 * areas[label]:.1f}")
+        unseen, seen = read_curve(results.first(run), candidate_set)
+        axes[0].plot(100 * unseen, 100 * seen, style, color=colour, label=f"{label}: {100 * areas[label]:.1f}")
     axes[0].set_xlim(0)
     save_picture(path, axes, title="AUC (%), exact", loc="outside right center", ncols=1)
+
+
+def read_curve(run, candidate_set):
+    """Accuracies (K,) on the unseen and on the seen as the bias grows. ValueError names a file that
+    holds none."""
+    with result(run["folder"] / "curves.npz") as path:
+        data.check_archive(path)
+        with np.load(path) as file:
+            unseen = file[f"{candidate_set}_unseen"]
+            seen = file[f"{candidate_set}_seen"]
+        if unseen.ndim != 1 or unseen.shape != seen.shape or unseen.dtype.kind != "f":
+            raise ValueError(f"curves are {unseen.dtype} {unseen.shape} and {seen.shape}")
+    return unseen, seen
 
 
 def draw_threshold(results, cells, path):
@@ -874,7 +958,8 @@ def draw_qualitative(results, cells, path):
         return
     random = np.random.default_rng(0)
     both = [seed for seed in results.runs["full"] if seed in results.runs["closed"]]
-    answers = read_answers(results.runs["closed"][both[0]], results.runs["full"][both[0]])
+    answers = read_answers(results.runs["closed"][both[0]], results.runs["full"][both[0]],
+                           results.dataset.images["test"])
     kinds = who_is_right(answers)
     blocks = {}
     for kind in ("only the full model is right", "both are wrong"):
@@ -1071,7 +1156,7 @@ def about(results, argv, settings, options, failed):
     versions = set()
     for run in runs:
         named = []
-        for name in ("python", "torch", "numpy", "pillow"):
+        for name in VERSIONS:
             named.append(f"{name} {run['versions'][name]}")
         versions.add(", ".join(named))
     warning = ""
@@ -1246,6 +1331,9 @@ def main(argv=None):
     out = options.out or Path("runs", f"reproduce-{dataset.name}")
     jobs = plan_all(options, shared, settings, out)
     common.check_shared(out)
+    for job in jobs:
+        if is_finished(job):
+            load(job.folder)  # says now, and not after the training, what is damaged
     runs, failed = train_missing(jobs)
     if common.rank() == 0:
         with common.alone():

@@ -100,7 +100,7 @@ def test_the_mask_never_hides_from_a_user_what_the_folder_names(toy, tmp_path): 
     assert named == set(np.flatnonzero(allowed).tolist())
 
 
-def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
+def test_predictions_as_a_table(toy, tmp_path, capsys, monkeypatch):  # noqa: F811
     """Rows of --csv are those of predict_images; probabilities are the softmax over the candidates
     allowed."""
     run(toy, tmp_path / "run", "--epochs", 1, "--members", 2)
@@ -142,6 +142,31 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
                 ["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), *options]
             )
         assert message in capsys.readouterr().err
+
+    empty = tmp_path / "empty.npz"
+    np.savez(empty, files=np.zeros(0, str), features=stored["features"][:0])
+    with pytest.raises(SystemExit):
+        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(empty)])
+    assert f"{empty} holds features of no image" in capsys.readouterr().err
+
+    # A disk that fills up: the file is named, the earlier table stays, and no part of the new one.
+    before = sorted(path.name for path in tmp_path.iterdir())
+    answers = table.read_bytes()
+    write_bytes = Path.write_bytes
+
+    def fill_up(path, contents):
+        write_bytes(path, contents[:len(contents) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill_up)
+    with pytest.raises(SystemExit) as stop:
+        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file),
+                      "--csv", str(table), "--top", "1"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1
+    assert error.endswith(f"cannot write {table}: No space left on device\n")
+    assert table.read_bytes() == answers
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def examples():

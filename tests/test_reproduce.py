@@ -2,8 +2,10 @@
 continued, with both recipes, a model of one's own, and a run that fails."""
 
 import csv
+import io
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -274,10 +276,8 @@ def test_failed_run_is_named_and_the_others_go_on(toy, tmp_path, monkeypatch, ca
 
 def test_time_of_a_run_is_the_sum_of_its_epochs(tmp_path):
     (tmp_path / "log.csv").write_text("epoch,loss,validation,seconds\n1,2,.1,3.5\n2,1,.2,.5\n")
-    (tmp_path / "metrics.json").write_text("{}")
-    (tmp_path / "run.json").write_text("{}")
-    run = reproduce.load(tmp_path)
-    assert run["seconds"] == 4 and run["log"]["loss"].tolist() == [2, 1]
+    log = reproduce.read_log(tmp_path / "log.csv")
+    assert log["seconds"].sum() == 4 and log["loss"].tolist() == [2, 1]
 
 
 def test_without_images_and_beside_the_papers_figures(tmp_path, capsys):
@@ -338,3 +338,89 @@ def test_notes_that_are_none_are_named(tmp_path, contents):
     (tmp_path / "run.json").write_text(contents)
     with pytest.raises(ValueError, match="run.json .*remove it"):
         reproduce.read_json(tmp_path / "run.json")
+
+
+def damages(path):
+    """A result of a run in many wrong forms; None: a named pipe."""
+    whole = path.read_bytes()
+    yield from (b"", b"\xff" * 99, whole[:len(whole) // 2], whole[:-3], b"<!DOCTYPE html>\n")
+    if hasattr(os, "mkfifo"):
+        yield None
+    if path.suffix == ".json":
+        held = json.loads(whole)
+        yield b"[]"
+        yield b"[" * 100_000
+        for name in {"settings", "versions", "best_epoch", "validation", "test", "threshold",
+                     "threshold_curve", "candidates", "feasibility_auroc", "truth",
+                     "hardware"} & held.keys():
+            for other in ({}, [], "x"):
+                if not (name in ("truth", "hardware") and other == "x"):
+                    yield json.dumps(held | {name: other}).encode()
+    if path.suffix == ".csv":
+        first_lines = b"".join(whole.splitlines(keepends=True)[:2])
+        yield from (first_lines, b"a,b\n1,2\n")
+    if path.suffix == ".npz":
+        for arrays in ({}, dict(open_seen=3.0, open_unseen=3.0),
+                       dict(open_seen=np.ones(3), open_unseen=np.ones(2)),
+                       dict(open_seen=np.full(3, "x"), open_unseen=np.full(3, "x")),
+                       dict(open_seen=np.full(3, None), open_unseen=np.full(3, None))):
+            file = io.BytesIO()
+            np.savez(file, **arrays)
+            yield file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(toy, tmp_path_factory):
+    """The folder of a finished run, and the options with which it is used again."""
+    out = tmp_path_factory.mktemp("finished")
+    options = ["--only", "threshold", "--seeds", 0, "--out", out]
+    run(toy, *options)
+    return out / "runs/full/seed0", options
+
+
+def test_damaged_results_are_named_with_what_to_do(finished, tmp_path):
+    """Read as the sections read them."""
+    folder, _ = finished
+    read = {"log.csv": reproduce.load, "run.json": reproduce.load, "metrics.json": reproduce.load}
+    whole = reproduce.load(folder)
+    images = [row["image"] for row in experiment.read_rows(folder / "predictions.csv")]
+    read["predictions.csv"] = lambda folder: reproduce.read_answers(whole, whole, images)
+    read["curves.npz"] = lambda folder: reproduce.read_curve(whole, "open")
+    read["best.pt"] = lambda folder: reproduce.model_of(whole)
+    for name, use in read.items():
+        path = folder / name
+        path.rename(tmp_path / "kept")
+        path.write_bytes((tmp_path / "kept").read_bytes())
+        for content in damages(path):
+            path.unlink()
+            if content is None:
+                os.mkfifo(path)
+            else:
+                path.write_bytes(content)
+            with pytest.raises(ValueError) as error:
+                use(folder)
+                pytest.fail(f"{name}: {content[:99]}")
+            text = str(error.value)
+            assert str(path) in text and "remove" in text and "\n" not in text
+            assert "allow_pickle" not in text and "weights_only" not in text
+        path.unlink()
+        (tmp_path / "kept").rename(path)
+        use(folder)
+
+
+def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, trained, capsys):
+    """Before anything is trained; without metrics.json all results come again from last.pt."""
+    folder, options = finished
+    kept = {name: (folder / name).read_bytes() for name in ("log.csv", "predictions.csv")}
+    for name in kept:
+        (folder / name).write_text("<html>\n")
+    trained.clear()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(toy, *options)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith(f"error: {folder / 'log.csv'} is damaged")
+    assert f"remove {folder / 'metrics.json'}" in error and error.count("\n") == 1
+    (folder / "metrics.json").unlink()
+    run(toy, *options)
+    assert trained == [] and {name: (folder / name).read_bytes() for name in kept} == kept
