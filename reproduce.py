@@ -300,9 +300,9 @@ def result(path):
     try:
         experiment.check_plain(path)
         yield path
-    except MemoryError:
-        raise
     except Exception as error:  # of CSV and zip, and of what is not in them
+        if common.is_out_of_memory(error):
+            raise
         problem = str(error)
         if str(path) not in problem:
             problem = f"{path} is damaged ({data.reason(error)})"
@@ -1006,7 +1006,10 @@ def contact_sheet(path, images, blocks):
 
 
 def paste_photo(sheet, path, x, y):
-    """Put a photo on the sheet, its longer side SIDE pixels."""
+    """Put a photo on the sheet, its longer side SIDE pixels. ValueError names one that is none."""
+    problem = data.no_photo(path)
+    if problem:
+        raise ValueError(f"{path}: {problem}; restore the photo")
     with Image.open(path) as photo:
         longest = max(photo.size)
         size = [max(1, SIDE * length // longest) for length in photo.size]

@@ -424,3 +424,10 @@ def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, tra
     (folder / "metrics.json").unlink()
     run(toy, *options)
     assert trained == [] and {name: (folder / name).read_bytes() for name in kept} == kept
+
+
+def test_a_photo_of_the_contact_sheet_that_is_none_is_named(toy, tmp_path):
+    photo = tmp_path / "cut.png"
+    photo.write_bytes((toy / "images/0.png").read_bytes()[:-20])
+    with pytest.raises(ValueError, match="cut.png: .*; restore the photo"):
+        reproduce.paste_photo(Image.new("RGB", (200, 200)), photo, 0, 0)
