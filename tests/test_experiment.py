@@ -436,7 +436,7 @@ def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
 def trained(root, out, *options):
     """The metrics of a run on shapes."""
     compcos.main(
-        ["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "12", *options]
+        ["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "12", "--hidden", "256", *options]
     )
     return json.loads((out / "metrics.json").read_text())
 
