@@ -316,7 +316,7 @@ def load(folder):
     note = read_json(folder / "run.json")
     run = note | read_json(folder / "metrics.json")
     with result(folder / "run.json"):
-        check_texts(note, ["hardware"])
+        check_types(note, ["hardware"], str)
     with result(folder / "metrics.json"):
         check_metrics(run)
     with result(folder / "log.csv") as path:
@@ -335,23 +335,23 @@ def check_metrics(metrics):
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
             report_cells([metrics[phase][candidate_set]])
-    for name in ("threshold", "best_epoch", "feasibility_auroc"):
-        cell([metrics], name)
+    cell([metrics], "feasibility_auroc")
+    check_types(metrics, ["threshold", "best_epoch"], (int, float))
     for candidate_set in experiment.CANDIDATE_SETS:
         cell([metrics], "candidates", "val", candidate_set)
         cell([metrics], "candidates", "test", candidate_set)
     curve = metrics["threshold_curve"]
     np.array([curve["threshold"], curve["auc"], curve["removed"]], float)  # of one length
-    check_texts(metrics["versions"], VERSIONS)
-    check_texts(metrics["settings"], ["model"])
-    check_texts(metrics, ["truth"])
+    check_types(metrics["versions"], VERSIONS, str)
+    check_types(metrics["settings"], ["model"], str)
+    check_types(metrics, ["truth"], str)
 
 
-def check_texts(held, names):
-    """KeyError, TypeError: there is no text of these names."""
+def check_types(held, names, kind):
+    """KeyError, TypeError: there is nothing of this kind under these names."""
     for name in names:
-        if not isinstance(held[name], str):
-            raise TypeError(f"{name} is no text")
+        if not isinstance(held[name], kind):
+            raise TypeError(f"{name} is a {type(held[name]).__name__}")
 
 
 def read_log(path):
@@ -898,7 +898,8 @@ def draw_bias_curves(results, rows, areas, looks, path):
         run, candidate_set = rows[label]
         colour, style = looks[label]
         unseen, seen = read_curve(results.first(run), candidate_set)
-        axes[0].plot(100 * unseen, 100 * seen, style, color=colour, label=f"{label}: {100 * areas[label]:.1f}")
+        axes[0].plot(100 * unseen, 100 * seen, style, color=colour,
+                     label=f"{label}: {100 * areas[label]:.1f}")
     axes[0].set_xlim(0)
     save_picture(path, axes, title="AUC (%), exact", loc="outside right center", ncols=1)
 

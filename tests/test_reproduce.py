@@ -353,8 +353,10 @@ def damages(path):
         for name in {"settings", "versions", "best_epoch", "validation", "test", "threshold",
                      "threshold_curve", "candidates", "feasibility_auroc", "truth",
                      "hardware"} & held.keys():
-            for other in ({}, [], "x"):
-                if not (name in ("truth", "hardware") and other == "x"):
+            for other in ({}, [], "x", None):
+                is_right = name in ("truth", "hardware") and other == "x"
+                is_unknown = name == "feasibility_auroc" and other is None
+                if not is_right and not is_unknown:
                     yield json.dumps(held | {name: other}).encode()
     if path.suffix == ".csv":
         first_lines = b"".join(whole.splitlines(keepends=True)[:2])
