@@ -43,9 +43,6 @@ WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 WEIGHTS_DIGITS = 8
 SAVED_STARTS = b"PK", b"\x80\x02"  # of files that torch.save wrote, of now and of old
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
-# Threads that decode photos: they share the interpreter, so that more of them are slower again
-# (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
-MOST_DECODERS = 8
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
@@ -460,7 +457,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     names = list(files)
     if progress is None:
         progress = common.Progress("extracting", len(names), "images")
-    workers = min(_cores(), MOST_DECODERS)
+    workers = min(_cores(), data.DECODERS)
     pool = ThreadPoolExecutor(workers)
 
     def begin(first):
