@@ -68,6 +68,10 @@ def test_the_tables_figures_stand_in_the_report():
         cells = report["strong"]["open"][label]["published"]
         shown = [f"{100 * cells[name]['mean']:.1f}" for name in ("S", "U", "HM", "AUC")]
         assert [figure.split()[0] for figure in figures.split("|")] == shown, label
+    theirs = json.loads((ROOT / "results/paper/published_code.json").read_text(encoding="utf-8"))
+    cells = theirs["fashion"]["open model, open world"]
+    shown = " | ".join(str(cells[name][0]) for name in ("S", "U", "HM", "AUC"))
+    assert f"| *published code*, fashion: CompCos (1 seed) | {shown} |" in README
 
 
 def test_the_notebook_runs(drawn, tmp_path, monkeypatch):
