@@ -14,7 +14,6 @@ picture and `write` the Markdown lines, both from the cells.
 """
 
 import argparse
-import csv
 import functools
 import json
 import operator

@@ -435,9 +435,8 @@ def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
 
 def trained(root, out, *options):
     """The metrics of a run on shapes."""
-    compcos.main(
-        ["--data-root", str(root), "--out", str(out), "--device", "cpu", "--epochs", "12", "--hidden", "256", *options]
-    )
+    small = ["--device", "cpu", "--epochs", "12", "--hidden", "256"]
+    compcos.main(["--data-root", str(root), "--out", str(out), *small, *options])
     return json.loads((out / "metrics.json").read_text())
 
 
