@@ -670,15 +670,38 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
-    count = len(contents["states"]) * len(contents["objects"])
-    for name in ("seen", "named", "feasibility", "closed"):
-        if contents[name].numel() != count:
-            raise ValueError(f"{path} is damaged: {name} of {contents[name].numel()} compositions, "
-                             f"expected {count}")
-    for candidates in CANDIDATE_SETS:
-        if not isinstance(contents["bias"].get(candidates), float):
-            raise ValueError(f"{path} is damaged: no bias for {candidates}")
+    damage = damage_of(contents)
+    if damage:
+        raise ValueError(f"{path} is damaged: {damage}; train anew, or restore the file")
     return contents
+
+
+def damage_of(contents):
+    """What of the dictionary in a best.pt cannot be used, in words; "" where all can."""
+    for name in ("states", "objects"):
+        if not all(isinstance(word, str) for word in contents[name]):
+            return f"not all {name} are names"
+    primitives = (len(contents["states"]), len(contents["objects"]))
+    count = primitives[0] * primitives[1]
+    for name in ("seen", "named", "feasibility", "closed"):
+        shape = primitives if name in ("seen", "feasibility") else (count,)
+        tensor = contents[name]
+        if tuple(tensor.shape) != shape:
+            return f"{name} of shape {tuple(tensor.shape)}, expected {shape}"
+        if name != "feasibility" and tensor.dtype != torch.bool:
+            return f"{name} is {tensor.dtype}, expected torch.bool"
+    if not contents["feasibility"].is_floating_point():
+        return f"feasibility is {contents['feasibility'].dtype}, expected a float"
+    numbers = {"threshold": contents["threshold"]}
+    for candidates in CANDIDATE_SETS:
+        numbers[f"bias for {candidates}"] = contents["bias"].get(candidates)
+    for name, number in numbers.items():
+        if not isinstance(number, float) or not math.isfinite(number):
+            return f"no {name}"
+    tensors = [contents["feasibility"], *contents["weights"].values()]
+    if not all(torch.is_tensor(tensor) and tensor.isfinite().all() for tensor in tensors):
+        return "its weights or its feasibility are not finite numbers"
+    return ""
 
 
 def read_rows(path):

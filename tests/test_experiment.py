@@ -3,6 +3,7 @@ built-in dataset."""
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -772,7 +773,16 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
         assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
     changes = [{part: None} for part in experiment.BEST]
     changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
-                dict(seen=torch.ones(3, 3)), dict(settings={})]
+                dict(seen=torch.ones(3, 3)), dict(settings={}),
+                dict(states=[[], *best["states"][1:]]), dict(seen=best["seen"].long()),
+                dict(feasibility=best["feasibility"].flatten()), dict(closed=best["closed"] / 1),
+                dict(feasibility=best["feasibility"].long()), dict(threshold=math.nan),
+                dict(bias=best["bias"] | dict(open=math.nan))]
+    for name in best["config"]:  # one that is left out would be the constructor's own default
+        changes.append(dict(config={key: best["config"][key] for key in best["config"].keys()
+                                    - {name}}))
+    for name, weight in best["weights"].items():
+        changes.append(dict(weights=best["weights"] | {name: weight * math.nan}))
     for change in changes:
         torch.save(best | change, out / "best.pt")
         with pytest.raises(ValueError, match="best.pt"):
