@@ -534,7 +534,7 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
                             device=device, out=folder, resume=resume, save_scores=save_scores,
                             eager=eager, job=job)
 
-        return run_seeds(train_seed, dataset, settings, seeds, out, together)
+        return run_seeds(train_seed, dataset, settings, seeds, out, together, job)
 
 
 def other_runs(out, seeds):
@@ -587,13 +587,13 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"{processes - len(seeds)} of them have nothing to train")
 
 
-def run_seeds(train_seed, dataset, settings, seeds, out, together):
+def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
     """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
-    holds."""
+    holds; job: the progress of all seeds."""
     if together:
         trained = ((seed, train_seed(seed)) for seed in seeds)
     else:
-        trained = common.spread(seeds, train_seed)
+        trained = common.spread(seeds, train_seed, job)
     results = []
     for seed, result in trained:
         results.append(result)

@@ -248,7 +248,10 @@ def train_missing(jobs):
     feasibility masks the compared systems come first.
     """
     outcomes = {}  # number of a job -> (what was done, whether it failed)
+    lacking = [job for job in jobs if not is_finished(job)]
+    progress = common.Progress("runs", len(lacking), together=True)
     count_ended = common.tally()
+    begun = 0
     for is_first in (True, False):
         waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
         done_here = {}
@@ -256,8 +259,12 @@ def train_missing(jobs):
             i = waiting[turn]
             with common.alone():
                 done_here[i] = attempt(jobs[i])
+            if jobs[i] in lacking:
+                progress.advance(1)
             so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
             report_outcome(jobs, i, done_here[i], so_far)
+        begun += len(waiting)
+        common.show_until(progress, count_ended, begun)
         for others in common.gather(done_here):
             outcomes |= others
         for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
