@@ -10,6 +10,7 @@ compositions), open (all), open_masked (seen or ρ >= τ).
 
 import csv
 import functools
+import io
 import itertools
 import json
 import math
@@ -705,11 +706,15 @@ def damage_of(contents):
 
 
 def read_rows(path):
-    """The rows of a .csv file, dictionaries. ValueError names a file that is none."""
+    """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
+    row is cut off: what is left of its last number would pass for another one."""
     check_plain(path)
+    content = Path(path).read_bytes()
+    if not content.endswith(b"\n"):
+        raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
+                         "end the line if all is there")
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
+        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
 

@@ -391,15 +391,8 @@ def number(held, *path):
 
 def read_log(path):
     """log.csv as arrays (epochs,) by name. KeyError, TypeError, ValueError: it is none."""
-    rows = read_table(path)
+    rows = experiment.read_rows(path)
     return {name: np.array([float(row[name]) for row in rows]) for name in LOG}
-
-
-def read_table(path):
-    """The rows of a .csv that a run wrote, dictionaries. ValueError: it is cut off."""
-    if not path.read_bytes().endswith(b"\n"):
-        raise ValueError("its last line is cut off")
-    return experiment.read_rows(path)
 
 
 def model_of(run, device="cpu"):
@@ -645,7 +638,7 @@ def answers_of(run, images):
     is not of these images."""
     columns = {}
     with result(run["folder"] / "predictions.csv") as path:
-        rows = read_table(path)
+        rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):

@@ -805,7 +805,8 @@ def test_metrics_that_are_none(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("content", [
     b"", b"\xff\xfe", b"<!DOCTYPE html>\n", b"state,object,feasibility\nold,cat\n", b"state\n",
-    b"state,object,feasibility\nold,cat,high\n", b"state,object,feasibility\nold,cat,nan\n", None])
+    b"state,object,feasibility\nold,cat,0.5", b"state,object,feasibility\nold,cat,high\n",
+    b"state,object,feasibility\nold,cat,nan\n", None])
 def test_a_feasibility_that_is_none(tmp_path, content):
     path = tmp_path / "feasibility.csv"
     if content is None:
