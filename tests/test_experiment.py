@@ -908,9 +908,11 @@ def test_a_flipped_bit_of_scores_is_found(toy, tmp_path):
         broken = bytearray(whole)
         broken[place] ^= 1
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="scores.npy is damaged"):
-            evaluate.load([out / "scores_open.npz"])
-    evaluate.load([out / "scores_open.npz", path])  # scores that are named may be any
+        for named in ([], [path]):
+            with pytest.raises(ValueError, match="scores.npy is damaged"):
+                evaluate.load([out / "scores_open.npz", *named])
+    path.rename(tmp_path / "scores.npy")  # scores of another folder may be any
+    evaluate.load([out / "scores_open.npz", tmp_path / "scores.npy"])
 
 
 @pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "compositions.csv", "curves.npz",
