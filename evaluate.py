@@ -983,12 +983,18 @@ def load(files):
 
     A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
     scores, a `scores.npy` beside one of them is read, and compared with the checksum that is kept
-    of it there, if there is one. ValueError: what is missing or damaged.
+    of it there, if there is one. ValueError: what is missing, damaged or named twice.
     """
     arrays = {}
     paths = [Path(file) for file in files]
     for path in paths:
-        arrays |= _read(path)
+        read = _read(path)
+        twice = [name for name in read if name in arrays]
+        if twice:
+            raise ValueError(f"{path} holds {', '.join(twice)}, and so does a file named before "
+                             "it: the files are parts of one system; a second system's stand "
+                             "after --against")
+        arrays |= read
     checksum = arrays.pop(CHECKSUM, None)
     if "scores" not in arrays:
         for path in paths:
