@@ -482,7 +482,8 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager, job=Non
     targets = torch.as_tensor(targets, device=features.device)
 
     def validate(world=open_world):
-        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
+        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world),
+                         primitives=False)["world"]
         return selection(quiet_report(swept))
 
     validate_epoch = validate
