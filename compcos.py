@@ -326,11 +326,12 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
     a 0-dim tensor.
 
-    cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool. margin
-    (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the
-    seen compete. counts (S, O), not in the paper, is added to the logits of the seen: how often
-    each is met in training. mixed, not in the paper: (second target (B,), share (B,)) for images
-    that are mixtures; the truth of each is its target to the share, its second target to 1 - share.
+    Tensors or arrays: cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen
+    (S, O) bool. margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where
+    seen; None: only the seen compete. counts (S, O), not in the paper, is added to the logits of
+    the seen: how often each is met in training. mixed, not in the paper, is two tensors (second
+    target (B,), share (B,)) for images that are mixtures: the truth of each is its target to the
+    share, its second target to 1 - share.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -346,6 +347,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
+    cosines = torch.as_tensor(cosines)
+    target = torch.as_tensor(target, device=cosines.device)
     seen = torch.as_tensor(seen, device=cosines.device)
     logits = scale * (cosines - _full_margin(seen, margin, cosines.dtype))
     if counts is not None:
