@@ -27,7 +27,7 @@ import data
 import experiment
 import features as image_features
 import train
-from feasibility import feasibility_scores
+from feasibility import MIXES, feasibility_scores
 
 
 class Halves(NamedTuple):
@@ -93,7 +93,8 @@ class CompCos(nn.Module):
             model.load_state_dict(weights)
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
-            raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
+            raise ValueError(f"{path}: its weights do not fit its config, or not this "
+                             f"version of the model ({why})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -496,9 +497,9 @@ class TrainingLoss(nn.Module):
         if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
             raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: "
                              "expected a share of 0 to 1, a number above 0, and one of 0 or more")
-        if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
-            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, "
-                             "state or object")
+        if world not in ("open", "closed") or mix not in list(MIXES):
+            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; one of "
+                             f"{', '.join(MIXES)}")
         self.world = world
         self.scale = scale
         self.margin = margin
@@ -995,7 +996,7 @@ def add_options(parser):
     add("--margin", type=float, metavar="α",
         help="greatest factor of the feasibility margins; 0: the paper's α = 0")
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
-    add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    add("--mix", choices=list(MIXES), help="g of Eq. 5")
     add("--plain-loss", action="store_true",
         help="train by compcos_loss as it stands, not by its fused form")
     add("--patience", type=int, metavar="E",
