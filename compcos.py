@@ -1051,7 +1051,11 @@ def main(argv=None):
 
 
 def make_model(prepared, *, plain=False):
-    """A new model on the device, with its training set as the settings say."""
+    """A new model on the device, with its training set as the settings say.
+
+    A setting of your own stands in three places: its default in PUBLISHED, its name here, among
+    those of the model's constructor or of `TrainingLoss`, and its option in `add_options`.
+    """
     settings = prepared.settings
     dataset = prepared.dataset
     config = {key: settings[key] for key in ("hidden", "dropout", "dim", "unit_images", "members")}
