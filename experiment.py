@@ -808,8 +808,8 @@ def table_notes(metrics, of_seeds=False):
         if metrics["settings"]["mask"] == "published":
             why = "no threshold gains anything on validation"
         elif basis["unseen_val"] < needed:
-            why = (f"validation has {basis['unseen_val']:.0f} unseen compositions, and {needed} "
-                   "are needed")
+            why = (f"validation has {basis['unseen_val']:.0f} of the {needed} unseen compositions "
+                   "needed")
         lines.append(f"hard mask: none, since {why}")
         if metrics["settings"]["mask"] == "justified":
             lines[-1] += " (--mask published masks all the same)"
@@ -827,7 +827,8 @@ def table_notes(metrics, of_seeds=False):
     if few:
         lines.append(f"note: few unseen compositions: {', '.join(few)}")
     interval = metrics.get("open_auc_interval")
-    if interval is not None and math.isfinite(interval[0]):
+    several = basis["unseen_test"] > 1  # of one alone all resamples are alike
+    if several and interval is not None and math.isfinite(interval[0]):
         low, high = interval
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")
