@@ -1003,7 +1003,7 @@ def printed_table(threshold, unseen_val, deviations=None, mask="justified", unse
 
 def test_the_table_says_once_what_a_missing_mask_leaves_alone():
     none = printed_table(-1.0, 7)
-    assert "open_masked (8)       as open: no mask\n" in none and none.count("exact") == 2
+    assert "open_masked (8)       as open: no mask\n" in none and none.count("exact  ") == 2
     assert "note: few unseen compositions: 7 for best epoch and bias" in none
     assert "for the test" not in none and "τ" not in none
     assert "note:" not in printed_table(-1.0, 20)
@@ -1012,6 +1012,6 @@ def test_the_table_says_once_what_a_missing_mask_leaves_alone():
     assert "95 % interval" not in printed_table(-1.0, 7, unseen_test=1)
     assert "(open, exact): 10.0 to 20.0" in printed_table(-1.0, 7, unseen_test=2)
     masked = printed_table(0.25, 20)
-    assert masked.count("exact") == 3 and "τ = 0.250" in masked
+    assert masked.count("exact  ") == 3 and "τ = 0.250" in masked
     # of two seeds, one without a mask (-1), the mean is no τ
     assert "τ" not in printed_table(-0.375, 20, deviations=True)
