@@ -76,6 +76,8 @@ def run(*options):
             "4",
             "--members",
             "1",
+            "--hidden",
+            "64",
             "--lr",
             "1e-2",
             "--batch-size",
