@@ -521,20 +521,24 @@ def test_signalled_script_keeps_its_work(tmp_path, cheap, decoded):
     assert not list(tmp_path.rglob("*part*"))
 
 
-def test_killed_extraction_resumes(tmp_path, cheap, decoded):
-    program = f"""if True:
-        import os, pathlib, sys
-        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
-        import features, test_features
-        calls = []
-        def killed(batch):
-            calls.append(0)
-            return 2 * test_features.mean_colour(batch) if len(calls) < 3 else os._exit(9)
-        features.SAVE_EVERY, features.load_backbone = 0, lambda weights: killed
-        dataset = test_features.make_dataset(pathlib.Path({str(tmp_path)!r}))
-        test_features.load(dataset, pathlib.Path({str(cheap)!r}))"""
+def test_killed_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
+    """Killed in the third batch: what was written until then is there, and nothing after it."""
     dataset = make_dataset(tmp_path)
-    assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL).returncode == 9
+    calls = []
+
+    def network(batch):
+        calls.append(0)
+        if len(calls) == 3:
+            patch.setattr(features, "_write_cache", lambda *_: None)
+            raise SystemExit
+        return 2 * mean_colour(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "SAVE_EVERY", 0)
+        patch.setattr(features, "load_backbone", lambda weights: network)
+        with pytest.raises(SystemExit):
+            load(dataset, cheap)
+    decoded.clear()
     assert (tmp_path / "features.partial.npz").exists() and not (tmp_path / "features.npz").exists()
     np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
     assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
