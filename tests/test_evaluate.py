@@ -1173,7 +1173,8 @@ def test_script_finds_the_scores_beside_a_run_and_explains_its_names(saved, caps
     )
 
 
-def test_script_compares_averages_and_resamples(saved, capsys):
+def test_script_compares_averages_and_resamples(saved, capsys, monkeypatch):
+    monkeypatch.setattr(module, "RESAMPLES", 100)
     folder, arrays = saved
     other = {**arrays, "scores": arrays["scores"] + np.eye(9)[arrays["target"]]}
     np.savez(folder / "other.npz", **other)
