@@ -10,6 +10,7 @@ compositions), open (all), open_masked (seen or ρ >= τ).
 
 import csv
 import functools
+import io
 import itertools
 import json
 import math
@@ -482,7 +483,8 @@ def train_model(model, arrays, dataset, *, settings, out, resume, eager, job=Non
     targets = torch.as_tensor(targets, device=features.device)
 
     def validate(world=open_world):
-        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
+        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world),
+                         primitives=False)["world"]
         return selection(quiet_report(swept))
 
     validate_epoch = validate
@@ -534,7 +536,7 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
                             device=device, out=folder, resume=resume, save_scores=save_scores,
                             eager=eager, job=job)
 
-        return run_seeds(train_seed, dataset, settings, seeds, out, together)
+        return run_seeds(train_seed, dataset, settings, seeds, out, together, job)
 
 
 def other_runs(out, seeds):
@@ -587,13 +589,13 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"{processes - len(seeds)} of them have nothing to train")
 
 
-def run_seeds(train_seed, dataset, settings, seeds, out, together):
+def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
     """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
-    holds."""
+    holds; job: the progress of all seeds."""
     if together:
         trained = ((seed, train_seed(seed)) for seed in seeds)
     else:
-        trained = common.spread(seeds, train_seed)
+        trained = common.spread(seeds, train_seed, job)
     results = []
     for seed, result in trained:
         results.append(result)
@@ -608,6 +610,7 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together):
                            std=deviations)
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
+    print(LEGEND)
     print(f"written to {out}")
     run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
     print("\n".join(next_steps(dataset, settings, run)))
@@ -670,23 +673,50 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
-    count = len(contents["states"]) * len(contents["objects"])
-    for name in ("seen", "named", "feasibility", "closed"):
-        if contents[name].numel() != count:
-            raise ValueError(f"{path} is damaged: {name} of {contents[name].numel()} compositions, "
-                             f"expected {count}")
-    for candidates in CANDIDATE_SETS:
-        if not isinstance(contents["bias"].get(candidates), float):
-            raise ValueError(f"{path} is damaged: no bias for {candidates}")
+    damage = damage_of(contents)
+    if damage:
+        raise ValueError(f"{path} is damaged: {damage}; train anew, or restore the file")
     return contents
 
 
+def damage_of(contents):
+    """What of the dictionary in a best.pt cannot be used, in words; "" where all can."""
+    for name in ("states", "objects"):
+        if not all(isinstance(word, str) for word in contents[name]):
+            return f"not all {name} are names"
+    primitives = (len(contents["states"]), len(contents["objects"]))
+    count = primitives[0] * primitives[1]
+    for name in ("seen", "named", "feasibility", "closed"):
+        shape = primitives if name in ("seen", "feasibility") else (count,)
+        tensor = contents[name]
+        if tuple(tensor.shape) != shape:
+            return f"{name} of shape {tuple(tensor.shape)}, expected {shape}"
+        if name != "feasibility" and tensor.dtype != torch.bool:
+            return f"{name} is {tensor.dtype}, expected torch.bool"
+    if not contents["feasibility"].is_floating_point():
+        return f"feasibility is {contents['feasibility'].dtype}, expected a float"
+    numbers = {"threshold": contents["threshold"]}
+    for candidates in CANDIDATE_SETS:
+        numbers[f"bias for {candidates}"] = contents["bias"].get(candidates)
+    for name, number in numbers.items():
+        if not isinstance(number, float) or not math.isfinite(number):
+            return f"no {name}"
+    tensors = [contents["feasibility"], *contents["weights"].values()]
+    if not all(torch.is_tensor(tensor) and tensor.isfinite().all() for tensor in tensors):
+        return "its weights or its feasibility are not finite numbers"
+    return ""
+
+
 def read_rows(path):
-    """The rows of a .csv file, dictionaries. ValueError names a file that is none."""
+    """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
+    row is cut off: what is left of its last number would pass for another one."""
     check_plain(path)
+    content = Path(path).read_bytes()
+    if not content.endswith(b"\n"):
+        raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
+                         "end the line if all is there")
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
+        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
 
@@ -750,6 +780,11 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False, ma
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
+LEGEND = """\
+S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under \
+their curve, as the bias on unseen grows; Sta, Obj: accuracy of the state, of the object
+closed: the answers are what training or test shows; open: all; fixed bias: chosen on \
+validation, before the test"""
 COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy",
                Obj="object_accuracy")
 
@@ -762,13 +797,16 @@ def table(metrics, title, deviations=None):
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
     for candidates in CANDIDATE_SETS:
         size = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
+        if candidates == "open_masked" and metrics["threshold"] <= -1:
+            lines.append(f"{size:<22}as open: no mask")
+            continue
         for protocol, report in metrics["test"][candidates].items():
             spread = deviations["test"][candidates][protocol] if deviations else None
             keys = FIXED if protocol == "fixed_bias" else COLUMNS
             cells = table_cells(report, keys, width, spread)
             lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
-    lines += table_notes(metrics)
+    lines += table_notes(metrics, of_seeds=deviations is not None)
     return "\n".join(lines)
 
 
@@ -786,33 +824,39 @@ def table_cells(report, keys, width, spread):
     return cells
 
 
-def table_notes(metrics):
-    """What stands under the table."""
+def table_notes(metrics, of_seeds=False):
+    """What stands under the table; `of_seeds`, a mean, has no τ of its own."""
     basis = metrics["mask_basis"]
-    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, "
-             "area under their curve, as the bias on unseen grows"]
-    if metrics["threshold"] <= -1:
+    lines = []
+    if of_seeds:
+        lines.append("hard mask: as said of each seed above")
+    elif metrics["threshold"] <= -1:
         why = "no threshold gains enough on validation"
         needed = math.ceil(1 / HIDDEN_SHARE) - 1  # as in `greatest_threshold`
-        if basis["unseen_val"] < needed:
-            why = (f"validation has {basis['unseen_val']:.0f} unseen compositions, and {needed} "
-                   "are needed")
-        lines.append(f"hard mask: none, since {why} (--mask published masks all the same)")
+        if metrics["settings"]["mask"] == "published":
+            why = "no threshold gains anything on validation"
+        elif basis["unseen_val"] < needed:
+            why = (f"validation has {basis['unseen_val']:.0f} of the {needed} unseen compositions "
+                   "needed")
+        lines.append(f"hard mask: none, since {why}")
+        if metrics["settings"]["mask"] == "justified":
+            lines[-1] += " (--mask published masks all the same)"
     else:
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
                      "fixed bias; it rests on "
                      f"{basis['unseen_val']:.0f} unseen compositions and hides "
                      f"{basis['hidden_test']:.0f} of the test's "
                      f"{basis['unseen_test']:.0f}")
-    for phase in ("val", "test"):
+    few = []
+    for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]
         if 0 < count < FEW_COMPOSITIONS:
-            what = "best epoch, bias and τ rest"
-            if phase == "test":
-                what = "the test figures of the unseen rest"
-            lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
+            few.append(f"{count:.0f} for {what}")
+    if few:
+        lines.append(f"note: few unseen compositions: {', '.join(few)}")
     interval = metrics.get("open_auc_interval")
-    if interval is not None and math.isfinite(interval[0]):
+    several = basis["unseen_test"] > 1  # of one alone all resamples are alike
+    if several and interval is not None and math.isfinite(interval[0]):
         low, high = interval
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")

@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -717,6 +718,17 @@ def test_script_reads_memory_mapped_scores_and_names_what_is_wrong(saved, capsys
         )
 
 
+def test_script_refuses_two_systems_in_the_place_of_one(saved, capsys):
+    folder, arrays = saved
+    for name in ("a.npz", "b.npz"):
+        np.savez(folder / name, **arrays)
+    with pytest.raises(SystemExit):
+        module.main([str(folder / "a.npz"), str(folder / "b.npz")])
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "b.npz holds scores, target" in error
+    assert "--against" in error
+
+
 def test_script_says_what_does_not_exist_and_has_null_for_it(tmp_path):
     np.savez(tmp_path / "s.npz", scores=np.eye(2), target=np.array([0, 0]), seen=SEEN)
     command = [sys.executable, module.__file__, str(tmp_path / "s.npz"), "--json"]
@@ -1286,3 +1298,25 @@ def test_scores_beside_are_named_with_what_keeps_their_checksum(saved):
     np.save(folder / "scores.npy", scores[None])
     with pytest.raises(ValueError, match=r"scores.npy holds scores of shape \(1, "):
         module.load([folder / "scores.npz"])
+
+
+def test_a_checksum_is_compared_with_named_scores_of_its_folder_alone(saved, tmp_path):
+    """A flipped bit in scores.npy is found whether or not the file is named; scores of another
+    folder may be others."""
+    folder, arrays = saved
+    scores = arrays.pop("scores")
+    checksum = zlib.crc32(scores)
+    np.save(folder / "scores.npy", scores)
+    np.savez(folder / "rest.npz", **arrays, scores_crc32=checksum)
+    named = [folder / "scores.npy", folder / "rest.npz"]
+    assert np.array_equal(module.load(named)[0], scores)
+    content = bytearray((folder / "scores.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "scores.npy").write_bytes(content)
+    for files in (named, named[::-1], named[1:]):
+        with pytest.raises(ValueError, match="scores.npy is damaged, or of another run than"):
+            module.load(files)
+    other = tmp_path / "other/scores.npy"
+    other.parent.mkdir()
+    (folder / "scores.npy").rename(other)
+    assert len(module.load([other, folder / "rest.npz"])[0]) == len(scores)

@@ -3,6 +3,7 @@ built-in dataset."""
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -777,7 +778,16 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
         assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
     changes = [{part: None} for part in experiment.BEST]
     changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
-                dict(seen=torch.ones(3, 3)), dict(settings={})]
+                dict(seen=torch.ones(3, 3)), dict(settings={}),
+                dict(states=[[], *best["states"][1:]]), dict(seen=best["seen"].long()),
+                dict(feasibility=best["feasibility"].flatten()), dict(closed=best["closed"] / 1),
+                dict(feasibility=best["feasibility"].long()), dict(threshold=math.nan),
+                dict(bias=best["bias"] | dict(open=math.nan))]
+    for name in best["config"]:  # one that is left out would be the constructor's own default
+        changes.append(dict(config={key: best["config"][key] for key in best["config"].keys()
+                                    - {name}}))
+    for name, weight in best["weights"].items():
+        changes.append(dict(weights=best["weights"] | {name: weight * math.nan}))
     for change in changes:
         torch.save(best | change, out / "best.pt")
         with pytest.raises(ValueError, match="best.pt"):
@@ -800,7 +810,8 @@ def test_metrics_that_are_none(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("content", [
     b"", b"\xff\xfe", b"<!DOCTYPE html>\n", b"state,object,feasibility\nold,cat\n", b"state\n",
-    b"state,object,feasibility\nold,cat,high\n", b"state,object,feasibility\nold,cat,nan\n", None])
+    b"state,object,feasibility\nold,cat,0.5", b"state,object,feasibility\nold,cat,high\n",
+    b"state,object,feasibility\nold,cat,nan\n", None])
 def test_a_feasibility_that_is_none(tmp_path, content):
     path = tmp_path / "feasibility.csv"
     if content is None:
@@ -902,9 +913,11 @@ def test_a_flipped_bit_of_scores_is_found(toy, tmp_path):
         broken = bytearray(whole)
         broken[place] ^= 1
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="scores.npy is damaged"):
-            evaluate.load([out / "scores_open.npz"])
-    evaluate.load([out / "scores_open.npz", path])  # scores that are named may be any
+        for named in ([], [path]):
+            with pytest.raises(ValueError, match="scores.npy is damaged"):
+                evaluate.load([out / "scores_open.npz", *named])
+    path.rename(tmp_path / "scores.npy")  # scores of another folder may be any
+    evaluate.load([out / "scores_open.npz", tmp_path / "scores.npy"])
 
 
 @pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "compositions.csv", "curves.npz",
@@ -970,3 +983,40 @@ def test_a_signal_into_the_last_save_waits_for_it(toy, tmp_path, monkeypatch, ca
     assert f"epoch 4 is kept in {out / 'last.pt'}" in capsys.readouterr().err
     run("--dataset", toy, "--out", out, "--resume")
     assert (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+
+
+# ---- what is printed ----
+
+
+def printed_table(threshold, unseen_val, deviations=None, mask="justified", unseen_test=30):
+    """The table of made-up metrics with this τ."""
+    report = dict.fromkeys([*experiment.COLUMNS.values(), *experiment.FIXED.values()], 0.5)
+    phases = dict(exact=report, published=report, fixed_bias=report)
+    metrics = dict(
+        candidates=dict(test=dict(closed=5, open=9, open_masked=8)),
+        test=dict.fromkeys(experiment.CANDIDATE_SETS, phases),
+        threshold=threshold,
+        mask_basis=dict(unseen_val=unseen_val, unseen_test=unseen_test, hidden_test=1),
+        open_auc_interval=[0.1, 0.2],
+        feasibility_auroc=float("nan"),
+        settings=dict(mask=mask),
+    )
+    if deviations:
+        deviations = dict(test=metrics["test"])
+    return experiment.table(metrics, "title", deviations)
+
+
+def test_the_table_says_once_what_a_missing_mask_leaves_alone():
+    none = printed_table(-1.0, 7)
+    assert "open_masked (8)       as open: no mask\n" in none and none.count("exact") == 2
+    assert "note: few unseen compositions: 7 for best epoch and bias" in none
+    assert "for the test" not in none and "τ" not in none
+    assert "note:" not in printed_table(-1.0, 20)
+    assert "7 of the 19 unseen compositions needed (--mask published" in none
+    assert "--mask" not in printed_table(-1.0, 7, mask="published")
+    assert "95 % interval" not in printed_table(-1.0, 7, unseen_test=1)
+    assert "(open, exact): 10.0 to 20.0" in printed_table(-1.0, 7, unseen_test=2)
+    masked = printed_table(0.25, 20)
+    assert masked.count("exact") == 3 and "τ = 0.250" in masked
+    # of two seeds, one without a mask (-1), the mean is no τ
+    assert "τ" not in printed_table(-0.375, 20, deviations=True)

@@ -71,6 +71,13 @@ def test_the_tables_figures_stand_in_the_report():
     cells = theirs["fashion"]["open model, open world"]
     shown = " | ".join(str(cells[name][0]) for name in ("S", "U", "HM", "AUC"))
     assert f"| *published code*, fashion: CompCos (1 seed) | {shown} |" in README
+    fresh = json.loads((ROOT / "results/fashion/fresh_seeds.json").read_text(encoding="utf-8"))
+    figures = []
+    for row in fresh["members"].values():
+        mean, deviation = row["test"]["exact"]["auc"]
+        figures.append(f"{100 * mean:.1f} ± {100 * deviation:.1f}")
+    one, four, sixteen = figures
+    assert f"{one}, {four} and {sixteen} with 1, 4 and 16 members" in " ".join(README.split())
 
 
 def test_the_notebook_runs(drawn, tmp_path, monkeypatch):

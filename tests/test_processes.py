@@ -170,6 +170,14 @@ def test_parts_of_two_processes(done, part):
     said_by(done, part)
 
 
+@pytest.mark.parametrize("part, shown", [
+    ("waiting", "(?m)^all 2 seeds 3/4, .* epochs/s, [0-9]+ s left$"),
+    ("waiting_for_runs", "(?m)^runs 1/2, [0-9]+ s left$"),
+    ("broken_photos", "(?m)^extracting (8|9|10|11)/12, .* left, 2 cannot be read$")])
+def test_who_waits_for_the_other_shows_how_far_both_are(done, part, shown):
+    assert re.search(shown, said_by(done, part)), said_by(done, part)
+
+
 def test_two_processes_share_the_images(done):
     said_by(done, "extraction")
     dataset = make_dataset(done / "photos", 12)
@@ -236,7 +244,7 @@ def job(toy, tmp_path_factory):
                     baseline=baseline_options(toy, folder / "baseline"),
                     report=reproduce_options(toy, folder / "report"),
                     endless=compcos_options(toy, folder / "endless", "--epochs", 100_000))
-    for name in "photos", "killed":
+    for name in "photos", "broken", "killed":
         make_dataset(folder / name, 12)
         (folder / name / "cheap.pth").write_text("2")
     given = {name: list(map(str, arguments)) for name, arguments in commands.items()}
