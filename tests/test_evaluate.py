@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -77,11 +78,15 @@ def every_bias(scores, seen):
 
 
 def brute(scores, target, seen, candidates, k):
-    """Best seen, best unseen, best HM and area from trying every bias with exact fractions."""
+    """Best seen, best unseen, best HM and area from trying every bias with exact numbers."""
     exact = np.array([[Fraction(float(x)) for x in row] for row in scores], object)
-    points = [
-        accuracies(exact, target, seen, candidates, k, bias) for bias in every_bias(scores, seen)
-    ]
+    biases = every_bias(scores, seen)
+    # In units of which each is a whole number: these are as exact as fractions, and add faster.
+    units = math.lcm(*(number.denominator for number in [*exact.flat, *biases]))
+    whole = np.array([[int(x * units) for x in row] for row in exact], object)
+    points = []
+    for bias in biases:
+        points.append(accuracies(whole, target, seen, candidates, k, int(bias * units)))
     s, u = np.array(points).T
     hm = max(2 * a * b / (a + b) if a + b else 0 for a, b in points)
     area = s[0] * u[0] + sum((s[i] + s[i + 1]) * (u[i + 1] - u[i]) / 2 for i in range(len(s) - 1))
@@ -904,7 +909,7 @@ def test_composition_intervals_cover_where_image_intervals_do_not(monkeypatch):
     seen = np.arange(21) < 1
     target = np.append(np.zeros(10, int), np.repeat(np.arange(1, 21), 50))
     covered = {"composition": [], "image": []}
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         chance = np.append(
             1, rng.beta(2, 2, size=20)
@@ -919,7 +924,7 @@ def test_composition_intervals_cover_where_image_intervals_do_not(monkeypatch):
             np.where(right & ~seen[target], target, wrong)[:, None],
             target,
         )
-        for unit in UNITS if seed < 50 else ("composition",):
+        for unit in UNITS if seed < 25 else ("composition",):
             report = sweep.report(confidence=0.95, unit=unit)
             assert report["unit"] == unit and report["auc"] == pytest.approx(right[10:].mean())
             covered[unit].append(report["auc_low"] <= 0.5 <= report["auc_high"])
@@ -1180,7 +1185,8 @@ def test_script_finds_the_scores_beside_a_run_and_explains_its_names(saved, caps
     )
 
 
-def test_script_compares_averages_and_resamples(saved, capsys):
+def test_script_compares_averages_and_resamples(saved, capsys, monkeypatch):
+    monkeypatch.setattr(module, "RESAMPLES", 100)
     folder, arrays = saved
     other = {**arrays, "scores": arrays["scores"] + np.eye(9)[arrays["target"]]}
     np.savez(folder / "other.npz", **other)
