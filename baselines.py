@@ -14,6 +14,7 @@ replacement.
 """
 
 import argparse
+import math
 import tempfile
 from pathlib import Path
 
@@ -767,13 +768,8 @@ def defaults(name):
     return {dataset: TRAINING | settings for dataset, settings in own.items()}
 
 
-@common.command
-def main(argv=None):
-    """Train and evaluate one system; the world decides which AUC chooses the best epoch."""
-    parser = argparse.ArgumentParser(description="The compared systems, run as CompCos is: "
-                                     "LabelEmbed+, Attributes as Operators, TMN, SymNet, and two "
-                                     "classifiers apart.")
-    parser.add_argument("--model", required=True, choices=MODELS)
+def add_options(parser):
+    """The options of all the compared systems, but for the choice of one."""
     experiment.add_options(parser)
     add = parser.add_argument_group("baselines").add_argument
     add("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv or best.pt, for the "
@@ -781,6 +777,16 @@ def main(argv=None):
     add("--negatives", type=int, metavar="N", help="TMN: negatives an image")
     add("--width", type=int, help="TMN: of a module")
     add("--gating-lr", type=float, help="TMN: learning rate of the gating network")
+
+
+@common.command
+def main(argv=None):
+    """Train and evaluate one system; the world decides which AUC chooses the best epoch."""
+    parser = argparse.ArgumentParser(description="The compared systems, run as CompCos is: "
+                                     "LabelEmbed+, Attributes as Operators, TMN, SymNet, and two "
+                                     "classifiers apart.")
+    parser.add_argument("--model", required=True, choices=MODELS)
+    add_options(parser)
     options = parser.parse_args(argv)
     table = defaults(options.model)
     check_own_options(options, table["other"])
@@ -816,7 +822,11 @@ def make_model(name, prepared):
 
 
 def check_own_options(options, settings):
-    """ValueError if an option of TMN is given to a model without it, or is not above 0."""
+    """ValueError if an option of TMN is given to a model without it, or is not above 0.
+    FileNotFoundError: no such --feasibility."""
+    if options.feasibility and not Path(options.feasibility).exists():
+        raise FileNotFoundError(f"no file --feasibility {options.feasibility}: expected a CompCos "
+                                "run's feasibility.csv or best.pt")
     for name in ("negatives", "width", "gating_lr"):
         value = getattr(options, name)
         if value is None:
@@ -824,7 +834,7 @@ def check_own_options(options, settings):
         option = f"--{name.replace('_', '-')}"
         if name not in settings:
             raise ValueError(f"{option} {value}: {options.model} has no such setting; leave it out")
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise ValueError(f"{option} is {value}: expected a number above 0")
 
 

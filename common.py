@@ -259,8 +259,9 @@ def held(part):
         os.close(handle)
 
 
-def check_writable(folder):
-    """OSError unless files can be written into a folder, which need not be there yet."""
+def check_writable(folder, option="--out"):
+    """OSError unless files can be written into the folder of an option; it need not be there
+    yet."""
     place = Path(folder)
     while not place.exists():
         place = place.parent
@@ -269,7 +270,7 @@ def check_writable(folder):
             pass
     except OSError as error:
         raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
-                      "another --out") from None
+                      f"another {option}") from None
 
 
 def reserve(path, size, meant=None):

@@ -909,6 +909,8 @@ def print_predictions(options):
     if options.csv and (not options.csv.parent.is_dir() or options.csv.is_dir()):
         raise ValueError(f"--csv {options.csv} cannot be written: expected a file in a folder that "
                          "is there")
+    if options.csv:
+        common.check_writable(options.csv.parent, "--csv")
     model = CompCos.load(options.checkpoint, options.device)
     if options.features:
         images, features = features_of_table(options)
@@ -1006,7 +1008,7 @@ def add_options(parser):
     add("--plain-loss", action="store_true",
         help="train by compcos_loss as it stands, not by its fused form")
     add("--patience", type=int, metavar="E",
-        help="stop after so many epochs without a better validation AUC")
+        help="stop after so many epochs without a better validation AUC; 0: never")
     add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
     add("--dropout", type=float)
     add("--hidden", type=int, help="width of ω")
@@ -1047,6 +1049,10 @@ def main(argv=None):
                 print_predictions(options)
         return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
+    idle = [name for name in ("margin", "warmup", "mix") if getattr(options, name) is not None]
+    if idle and options.world == "closed":
+        print(f"note: in the closed world there are no margins, and --{', --'.join(idle)} changes "
+              "nothing")
     if options.plain_loss:  # so that --resume does not go on by the other form
         prepared.settings["plain_loss"] = True
     experiment.experiment(

@@ -47,6 +47,14 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
+RANGES = {  # what is expected of a setting -> whether it is so, and of which settings
+    "a positive number": (lambda value: value > 0, (
+        "epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate")),
+    "0 or more": (lambda value: value >= 0, (
+        "weight_decay", "margin", "warmup", "counts", "patience")),
+    "0 or more, less than 1": (lambda value: 0 <= value < 1, ("dropout", "average")),
+    "a share of 0 to 1": (lambda value: 0 <= value <= 1, ("mix_images",)),
+}
 WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
@@ -333,13 +341,13 @@ def write_json(path, value):
 def check_plain(path):
     """ValueError for a pipe or a folder: a pipe would be waited for without end."""
     if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is no plain file: remove it")
+        raise ValueError(f"{path} is no plain file")
 
 
 def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
-    check_plain(path)
     try:
+        check_plain(path)
         held = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
@@ -516,8 +524,7 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
     `weight_decay` and `mask` are used here, and `average` and `patience` if they are there. Returns
     [metrics of each seed].
     """
-    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
-        raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
+    check_seeds(seeds)
     is_first = common.rank() == 0
     with common.lock(out) if is_first else nullcontext():
         if is_first:
@@ -537,6 +544,12 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
                             eager=eager, job=job)
 
         return run_seeds(train_seed, dataset, settings, seeds, out, together, job)
+
+
+def check_seeds(seeds):
+    """ValueError unless each is another number that training can use."""
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 1 << 40 for seed in seeds):
+        raise ValueError(f"seeds {seeds}: expected different numbers of 0 to {(1 << 40) - 1}")
 
 
 def other_runs(out, seeds):
@@ -931,6 +944,7 @@ def prepare(options, model, defaults):
     `warmup_steps`) say how long to train, and `patience_steps` when to stop. What can be wrong is
     looked at before the long work.
     """
+    check_seeds(options.seed)
     if options.dataset == "shapes" and common.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
     common.gather("the built-in data are there")
@@ -982,10 +996,11 @@ def choose_settings(options, defaults):
     for key, value in vars(options).items():
         if key in chosen and value is not None:
             chosen[key] = value
-    for name in ("epochs", "batch_size", "lr", "members"):
-        if chosen.get(name) is not None and not chosen[name] > 0:
-            raise ValueError(f"--{name.replace('_', '-')} is {chosen[name]}: expected a positive "
-                             "number")
+    for expected, (fits, names) in RANGES.items():
+        for name in names:
+            value = chosen.get(name)
+            if value is not None and not (math.isfinite(value) and fits(value)):
+                raise ValueError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
     return chosen
 
 

@@ -92,6 +92,7 @@ CHANGES = {  # run -> (what is changed of `strong4`, options)
 }
 STRONG_RUNS |= {run: f"{STRONG} --members 4 {options}" for run, (_, options) in CHANGES.items()}
 
+OWN_CHOICE = ("world", "recipe", "seed", "out", "feasibility")  # of a run's options
 VERSIONS = ("python", "torch", "numpy", "pillow")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
@@ -1344,11 +1345,37 @@ def own_options():
     return parser
 
 
-def prepare(shared):
+def parse(where, text, module):
+    """The options of runs of a module, parsed, which begin after the word `where`. ValueError: one
+    that this script chooses itself, so that it would change nothing."""
+    parser = argparse.ArgumentParser(where, allow_abbrev=False)
+    module.add_options(parser)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{where} {text!r}: {error}") from None
+    parsed = parser.parse_args(words)
+    for name in OWN_CHOICE:
+        if hasattr(parsed, name) and getattr(parsed, name) != parser.get_default(name):
+            raise ValueError(f"{where}: --{name} is chosen for each run by reproduce.py (--seeds, "
+                             "--out and --only are its own options): leave it out")
+    return parsed
+
+
+def prepare(shared, out):
     """Data and settings of the options that go to all runs (`experiment.Prepared`)."""
-    parser = argparse.ArgumentParser("reproduce.py", allow_abbrev=False)
-    experiment.add_options(parser)
-    return experiment.prepare(parser.parse_args(shared), "compcos", compcos.defaults("published"))
+    parsed = parse("reproduce.py", shlex.join(shared), experiment)
+    parsed.out = out
+    return experiment.prepare(parsed, "compcos", compcos.defaults("published"))
+
+
+def check_options(options):
+    """What can be wrong in this script's own options is said before the long work. ValueError,
+    SystemExit."""
+    experiment.check_seeds(options.seeds)
+    for name in ("compcos", "strong", *baselines.MODELS):
+        module = baselines if name in baselines.MODELS else compcos
+        parse(f"reproduce.py --{name}", vars(options)[name], module)
 
 
 def plan_all(options, shared, settings, out):
@@ -1371,7 +1398,8 @@ def main(argv=None):
     shared = [*PUBLISHED_MASK, *shared]
     if any(SECTIONS[name].draw for name in options.only if name != "qualitative"):
         panels(("", ""))  # says now, and not after the training, if matplotlib is missing
-    prepared = prepare(shared)
+    check_options(options)
+    prepared = prepare(shared, options.out)
     dataset = prepared.dataset
     settings = dict(prepared.settings)
     for name in ("model", "world", "device"):

@@ -408,3 +408,18 @@ def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, capsys, monke
     baselines.main([*common, str(tmp_path / "scaled")])
     settings = json.loads((tmp_path / "scaled/metrics.json").read_text())["settings"]
     assert (settings["scale"], settings["epochs"]) == (2.0, 1)
+
+
+@pytest.mark.parametrize("model, options, said", [
+    ("tmn", ["--gating-lr", "inf"], "--gating-lr is inf: expected a number above 0"),
+    ("aop", ["--feasibility", "none.csv"], "no file --feasibility none.csv: expected"),
+    ("aop", ["--feasibility", "."], ". is no plain file"),
+    ("apart", ["--seed", "1", "1"], "seeds [1, 1]: expected different numbers")])
+def test_options_that_cannot_be_are_one_line(tiny, tmp_path, capsys, monkeypatch, model, options,
+                                             said):
+    monkeypatch.setattr(baselines, "choose_weight_decay", lambda *_: pytest.fail("too late"))
+    with pytest.raises(SystemExit) as end:
+        baselines.main(["--model", model, "--dataset", str(tiny), "--device", "cpu", "--epochs", "1",
+                        "--out", str(tmp_path / "out"), *options])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith(f"error: {said}") and error.count("\n") == 1

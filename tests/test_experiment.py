@@ -1020,3 +1020,35 @@ def test_the_table_says_once_what_a_missing_mask_leaves_alone():
     assert masked.count("exact  ") == 3 and "τ = 0.250" in masked
     # of two seeds, one without a mask (-1), the mean is no τ
     assert "τ" not in printed_table(-0.375, 20, deviations=True)
+
+
+@pytest.mark.parametrize("option, values", [
+    ("--epochs", "0 -1"), ("--batch-size", "0"), ("--lr", "0 nan inf"), ("--members", "0 -2"),
+    ("--scale", "0 nan inf"), ("--hidden", "0 -4"), ("--dim", "0 -1"), ("--word-rate", "0 nan"),
+    ("--weight-decay", "-1 nan"), ("--margin", "-1 inf"), ("--warmup", "-1"), ("--counts", "-1"),
+    ("--patience", "-3"), ("--dropout", "1 1.5 -1 nan"), ("--average", "1 2 -1 nan"),
+    ("--mix-images", "2 -1 nan"), ("--seed", "-1")])
+def test_numbers_that_no_training_can_use(toy, tmp_path, capsys, monkeypatch, option, values):
+    """One line that names the option, before the features are asked for."""
+    monkeypatch.setattr(image_features, "load_features", lambda *_, **__: pytest.fail("too late"))
+    for value in values.split():
+        with pytest.raises(SystemExit) as end:
+            run("--dataset", toy, "--out", tmp_path / "out", option, value)
+        error = capsys.readouterr().err
+        named = "seeds" if option == "--seed" else f"{option} is"
+        assert end.value.code == 2 and error.startswith(f"error: {named} ")
+        assert value in error and ": expected " in error and error.count("\n") == 1
+
+
+def test_what_changes_nothing_in_the_closed_world_is_said(toy, tmp_path, capsys):
+    options = ["--dataset", toy, "--epochs", 1, "--margin", 1, "--mix", "max"]
+    for world, count in ("open", 0), ("closed", 1):
+        run(*options, "--world", world, "--out", tmp_path / world)
+        assert capsys.readouterr().out.count("no margins, and --margin, --mix changes") == count
+
+
+def test_no_patience_is_never_to_stop(toy, tmp_path):
+    for patience, epochs in ("0", 6), ("1", 2):
+        out = run("--dataset", toy, "--out", tmp_path / "out", "--epochs", 6, "--lr", 1e-12,
+                  "--patience", patience, "--recipe", "published")
+        assert (out / "log.csv").read_text().count("\n") == 1 + epochs

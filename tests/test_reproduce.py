@@ -516,3 +516,30 @@ def test_a_photo_of_the_contact_sheet_that_is_none_is_named(toy, tmp_path):
     photo.write_bytes((toy / "images/0.png").read_bytes()[:-20])
     with pytest.raises(ValueError, match="cut.png: .*; restore the photo"):
         reproduce.paste_photo(Image.new("RGB", (200, 200)), photo, 0, 0)
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--seeds", 0, 0], "seeds [0, 0]: expected different numbers"),
+    (["--seeds", -1], "seeds [-1]: expected different numbers"),
+    (["--out", "{file}"], "cannot write into {file}"),
+    (["--world", "closed"], "--world is chosen for each run"),
+    (["--compcos=--seed 3"], "reproduce.py --compcos: --seed is chosen for each run"),
+    (["--strong=--recipe published"], "reproduce.py --strong: --recipe is chosen"),
+    (["--tmn=--out elsewhere"], "reproduce.py --tmn: --out is chosen"),
+    (["--compcos=--epochs 'x"], "reproduce.py --compcos \"--epochs 'x\": No closing quotation"),
+    (["--aop=--lr x"], "reproduce.py --aop: error: argument --lr: invalid float value: 'x'"),
+    (["--apart=--nonsense 1"], "reproduce.py --apart: error: unrecognized arguments: --nonsense"),
+])
+def test_options_that_cannot_be_are_said_before_the_work(toy, tmp_path, capsys, monkeypatch,
+                                                         options, said):
+    monkeypatch.setattr(reproduce, "train_missing", lambda *_: pytest.fail("too late"))
+    file = tmp_path / "file"
+    file.touch()
+    options = [str(option).format(file=file) for option in options]
+    with pytest.raises(SystemExit) as end:
+        reproduce.main(["--dataset", toy, "--device", "cpu", "--quick", "--only", "threshold",
+                        "--out", tmp_path / "out", *options])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert said.format(file=file) in last and "error: " in last
+    assert not (tmp_path / "out").exists()
