@@ -83,16 +83,21 @@ class Dataset(NamedTuple):
     @property
     def seen(self):
         """(S, O) bool: the training pairs, and whatever else training images show."""
-        seen = np.zeros(len(self.states) * len(self.objects), bool)
-        seen[self.pairs["train"] @ [len(self.objects), 1]] = True
-        seen[self.targets["train"]] = True
-        return seen.reshape(len(self.states), len(self.objects))
+        seen = np.zeros((len(self.states), len(self.objects)), bool)
+        seen[tuple(self.pairs["train"].T)] = True
+        seen.flat[self.targets["train"]] = True
+        return seen
 
     def candidates(self, phase):
         """(S*O,) bool: the closed world of a phase, its own pairs and the seen ones."""
-        allowed = self.seen.ravel()
-        allowed[self.pairs[phase] @ [len(self.objects), 1]] = True
-        return allowed
+        allowed = self.seen
+        allowed[tuple(self.pairs[phase].T)] = True
+        return allowed.ravel()
+
+    @property
+    def every_image(self):
+        """The images of all sets, each once, in the order of PHASES."""
+        return list(dict.fromkeys(itertools.chain(*self.images.values())))
 
     def path(self, image):
         """Where an image lies: under `images/`, or (own data) beside images.csv.
@@ -149,16 +154,14 @@ def locate(name, root="data"):
 def no_named_folder(name, root):
     """What to say where a named dataset is not: what is missing, what to do, and both trees."""
     folder = root / FOLDERS[name]
+    absent = f"no dataset {name!r}: no folder {folder}"
     if name == DRAWN:
-        return f"no dataset {name!r}: no folder {folder}; " \
-               f"`python drawings.py --out {shlex.quote(str(folder))}` draws it"
+        return f"{absent}; `python drawings.py --out {shlex.quote(str(folder))}` draws it"
+    hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
-    else:
-        hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
-    expected = published_tree(FOLDERS[name])
-    expected = [title(root), *("  " + line for line in expected)]
-    return f"no dataset {name!r}: no folder {folder}; {hint}\n{beside(expected, tree(root))}"
+    expected = [title(root), *("  " + line for line in published_tree(FOLDERS[name]))]
+    return f"{absent}; {hint}\n{beside(expected, tree(root))}"
 
 
 def published_tree(folder):
@@ -177,10 +180,8 @@ def tree(folder, most=9):
     entries = sorted(folder.iterdir())
     lines = [title(folder)]
     for entry in entries[:most]:
-        if entry.is_dir():
-            lines.append(f"  {printable(entry.name)}/")
-        else:
-            lines.append(f"  {printable(entry.name)}")
+        ending = "/" if entry.is_dir() else ""
+        lines.append(f"  {printable(entry.name)}{ending}")
     if len(entries) > most:
         lines.append(f"  and {len(entries) - most:,} more")
     if not entries:
@@ -197,12 +198,9 @@ def title(folder):
 def beside(expected, found):
     """Two lists of lines as two columns."""
     expected = ["expected:", *expected]
-    found = ["found:", *found]
     width = max(map(len, expected))
     lines = []
-    for row in range(max(len(expected), len(found))):
-        left = expected[row] if row < len(expected) else ""
-        right = found[row] if row < len(found) else ""
+    for left, right in itertools.zip_longest(expected, ["found:", *found], fillvalue=""):
         lines.append(f"  {left:<{width}}   {right}".rstrip())
     return "\n".join(lines)
 
@@ -243,12 +241,10 @@ def read(folder):
         pairs[phase] = np.stack(np.divmod(indices, max(len(objects), 1)), 1)  # (P, 2)
     images, targets, skipped = members(rows, composition_index, notes, problems)
     feasible = read_feasible(folder, state_index, object_index, problems)
+    name_of_folder = {its_folder: name for name, its_folder in FOLDERS.items()}
     name = folder.resolve().name
-    for known, its_folder in FOLDERS.items():
-        if name == its_folder:
-            name = known
-    dataset = Dataset(name, folder, states, objects, pairs, images, targets, feasible, notes,
-                      skipped)
+    dataset = Dataset(name_of_folder.get(name, name), folder, states, objects, pairs, images,
+                      targets, feasible, notes, skipped)
     notes += oddities(dataset)
     return dataset, problems
 
@@ -469,8 +465,8 @@ def read_csv(file, problems):
     for number, cells in table:
         if not any(cell.strip() for cell in cells):
             continue
-        cells += [""] * (len(columns) - len(cells))
-        row = {column: cell.strip() for column, cell in zip(columns, cells) if column}
+        filled = itertools.zip_longest(columns, cells, fillvalue="")
+        row = {column: cell.strip() for column, cell in filled if column}
         for primitive in ("state", "object"):
             row[primitive] = clean(row.get(primitive, ""))
         rows.append(row)
@@ -596,9 +592,8 @@ def oddities(dataset):
     """
     if not all(len(target) for target in dataset.targets.values()):
         return []
-    trained = np.zeros(len(dataset.states) * len(dataset.objects), bool)
-    trained[dataset.targets["train"]] = True
-    trained = trained.reshape(len(dataset.states), len(dataset.objects))  # (S, O)
+    trained = np.zeros((len(dataset.states), len(dataset.objects)), bool)
+    trained.flat[dataset.targets["train"]] = True
     notes = training_notes(dataset, trained)
     notes += primitive_notes(dataset, "state", dataset.states, trained.any(1))
     notes += primitive_notes(dataset, "object", dataset.objects, trained.any(0))
@@ -691,9 +686,8 @@ def missing_files(dataset, features=None):
     a feature file in the folder counts alone, but the cache of an extraction only where the photos
     are gone: otherwise it is brought up to date from them.
     """
-    images = [image for phase in PHASES for image in dataset.images[phase]]
-    paths = {image: dataset.path(image) for image in images}
-    there = {image for image, path in paths.items() if path.exists()}
+    images = dataset.every_image
+    there = {image for image in images if dataset.path(image).exists()}
     files = [features] if features else feature_files(dataset.folder)
     nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
     stored = {}
@@ -740,13 +734,8 @@ def unreadable_images(dataset):
     if files and not is_cache(files[0]):
         return {}
     have_been = decoded_images(dataset, files[0]) if files else set()
-    paths = {}
-    for phase in PHASES:
-        for image in dataset.images[phase]:
-            path = dataset.path(image)
-            if image not in have_been and path.exists():
-                paths[image] = path
-    return no_photos(paths)
+    paths = {image: dataset.path(image) for image in dataset.every_image if image not in have_been}
+    return no_photos({image: path for image, path in paths.items() if path.exists()})
 
 
 def no_photos(paths):
@@ -807,11 +796,7 @@ def no_photo(path):
             if problem:
                 return problem
             image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
-            image.load()
-            if image.mode == "F":  # its values decide
-                rgb(image)
-            else:
-                rgb(image.crop((0, 0, 1, 1)))
+            rgb(image)
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
@@ -840,7 +825,10 @@ def rgb(image):
 def unreadable_because(path, error):
     """What to say of a file whose reading as a photo raised an exception."""
     if isinstance(error, UnidentifiedImageError):
-        return not_an_image(path)
+        plugin = PLUGINS.get(Path(path).suffix.lower())
+        if plugin:
+            return f"not an image to Pillow as it is here: `pip install {plugin}`"
+        return "not an image"
     if isinstance(error, Image.DecompressionBombError):
         return f"{error}; --max-pixels N lifts the limit"
     return str(error) or repr(error)
@@ -857,14 +845,6 @@ def too_many_pixels(size, limit):
         return None
     return (f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short side of 256 or "
             "more; a decompression bomb? --max-pixels N lifts the limit")
-
-
-def not_an_image(path):
-    """What to say of a file that Pillow does not open."""
-    plugin = PLUGINS.get(Path(path).suffix.lower())
-    if plugin:
-        return f"not an image to Pillow as it is here: `pip install {plugin}`"
-    return "not an image"
 
 
 def unnamed_photos(dataset):
@@ -960,7 +940,7 @@ def check_archive(path):
                 if entry.external_attr & DIRECTORY and not entry.is_dir():
                     damaged = entry.filename
     except Exception as error:  # zip, zlib and struct raise many types for a bad file
-        raise ValueError(f"{path} is damaged ({reason(error)}): make or fetch it again") from error
+        damaged = reason(error)
     if damaged:
         raise ValueError(f"{path} is damaged ({damaged}): make or fetch it again")
 
@@ -1321,18 +1301,8 @@ def some(names, most=5):
 
 
 def printable(text):
-    """Text without what could steer a terminal.
-
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    characters = []
-    for character in text:
-        if character.isprintable():
-            characters.append(character)
-        else:
-            characters.append(repr(character)[1:-1])
-    return "".join(characters)
+    """Text on one line, without what could steer a terminal."""
+    return common.printable(text).replace("\n", "\\n")
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -1345,8 +1315,7 @@ def report(dataset, problems):
     for note in dataset.notes:
         print(f"note: {printable(note)}")
     for problem in problems:
-        lines = [printable(line) for line in problem.split("\n")]
-        print("problem:", "\n".join(lines))
+        print("problem:", common.printable(problem))
 
 
 def print_counts(dataset):
