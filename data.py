@@ -298,11 +298,8 @@ def find_metadata(folder, notes):
     published = folder / METADATA
     if published.exists():
         return published
-    lists = []
-    for file in sorted(folder.glob("*.t7")):
-        problems = []
-        if file.name not in FEATURES and read_metadata(file, problems) and not problems:
-            lists.append(file)
+    others = [file for file in sorted(folder.glob("*.t7")) if file.name not in FEATURES]
+    lists = [file for file in others if read_metadata(file, problems=[])]
     if len(lists) > 1:
         found = some(file.name for file in lists)
         notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
@@ -329,8 +326,6 @@ def read_pairs(file, notes, problems):
     repeated = len(pairs) - len(unique)
     if repeated:
         notes.append(f"{file.name} repeats {count(repeated, 'pair')}: each counts once")
-    if wrong and not pairs:
-        problems.append(f"{file.name} lists no pair")
     return unique
 
 
@@ -420,7 +415,7 @@ def as_text(value):
 
 
 def read_table(folder, notes, problems):
-    """images.csv: phase -> (state, object) of its rows, and rows (image, state, object, set)."""
+    """images.csv: as `read_published`, the lists of pairs from its rows."""
     table = read_csv(folder / "images.csv", problems)
     if table and "split" not in table[0]:
         problems.append(f"images.csv has no column split: `python data.py "
@@ -430,17 +425,16 @@ def read_table(folder, notes, problems):
     wrong = []
     lists = {phase: {} for phase in PHASES}  # dicts as sets that keep the order
     for row in table:
+        pair = row["state"], row["object"]
         phase = SYNONYMS.get(row["split"].lower(), row["split"])
-        state = row["state"]
-        object_ = row["object"]
-        rows.append((row["image"], state, object_, phase))
+        rows.append((row["image"], *pair, phase))
         if phase not in (*PHASES, "NA"):
             wrong.append(f"{row['image']} {phase!r}")
-        elif "NA" not in (state, object_, phase):
-            lists[phase][state, object_] = True
+        elif "NA" not in (*pair, phase):
+            lists[phase][pair] = True
     if wrong:
         problems.append(f"images.csv: split must be train, val or test, found {some(wrong)}")
-    return {phase: list(pairs) for phase, pairs in lists.items()}, rows
+    return lists, rows
 
 
 def read_csv(file, problems):
@@ -715,10 +709,8 @@ def not_finite(stored, file, images):
     """A problem with features (N, F) that hold NaN or what float32 cannot, of those images."""
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
-    wrong = []
-    for name, is_good in zip(stored["files"], is_finite):
-        if name in images and not is_good:
-            wrong.append(name)
+    wrong = [stored["files"][row] for row in np.flatnonzero(~is_finite)]
+    wrong = [name for name in wrong if name in images]
     if not wrong:
         return []
     return [f"{file}: features of {count(len(wrong), 'image')} are not finite: {some(wrong)}"]
