@@ -784,9 +784,7 @@ def no_photo(path):
     try:
         with Image.open(path) as image:
             limit = Image.MAX_IMAGE_PIXELS
-            problem = too_many_pixels(image.size, limit and 2 * limit)
-            if problem:
-                return problem
+            check_pixels(image.size, limit and 2 * limit)
             image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
             rgb(image)
     except Exception as error:  # decoders of broken files raise all sorts
@@ -826,17 +824,17 @@ def unreadable_because(path, error):
     return str(error) or repr(error)
 
 
-def too_many_pixels(size, limit):
-    """What to say of an image of more pixels than the limit (None: no limit), None if it has not.
+def check_pixels(size, limit):
+    """ValueError for an image of more pixels than the limit (None: no limit).
 
     Those count that it has, or that it has once its short side is brought to 256: a strip grows.
     """
     width, height = size
     short, long = sorted(size)
-    if not limit or max(short, 256 * 256 / short) * long <= limit:
-        return None
-    return (f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short side of 256 or "
-            "more; a decompression bomb? --max-pixels N lifts the limit")
+    if limit and max(short, 256 * 256 / short) * long > limit:
+        raise ValueError(f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short "
+                         "side of 256 or more; a decompression bomb? --max-pixels N lifts the "
+                         "limit")
 
 
 def unnamed_photos(dataset):
@@ -1292,6 +1290,11 @@ def some(names, most=5):
     return text
 
 
+def some_with_reasons(reasons, most=5):
+    """The first few of {name: why}, and how many more."""
+    return some([f"{name} ({why})" for name, why in reasons.items()], most)
+
+
 def printable(text):
     """Text on one line, without what could steer a terminal."""
     return common.printable(text).replace("\n", "\\n")
@@ -1381,9 +1384,8 @@ def main(argv=None):
         unreadable = {} if options.features else unreadable_images(dataset)
         if unreadable:
             more = " --skip-broken"
-            listed = [f"{image} ({why})" for image, why in unreadable.items()]
-            dataset.notes.append(f"{count(len(listed), 'image')} that cannot be read, which "
-                                 f"--skip-broken leaves out: {some(listed)}")
+            dataset.notes.append(f"{count(len(unreadable), 'image')} that cannot be read, which "
+                                 f"--skip-broken leaves out: {some_with_reasons(unreadable)}")
             for phase in PHASES:
                 if dataset.images[phase] and unreadable.keys() >= set(dataset.images[phase]):
                     problems.append(f"no image of the set {phase!r} can be read")

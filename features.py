@@ -10,6 +10,7 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 
 import argparse
 import copy
+import glob
 import hashlib
 import io
 import os
@@ -41,7 +42,6 @@ import download
 # The last 8 digits begin the file's SHA-256.
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 WEIGHTS_DIGITS = 8
-SAVED_STARTS = b"PK", b"\x80\x02"  # of files that torch.save wrote, of now and of old
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -232,7 +232,7 @@ def _download_weights(path):
     """Fetch the published weights; OSError says where else to get them and where to put them."""
     unchecked = path.with_name(f"{path.name}.unchecked")
     try:
-        download.fetch(WEIGHTS_URL, unchecked, starts=SAVED_STARTS, tries=2)
+        download.fetch(WEIGHTS_URL, unchecked, starts=data.SAVED_STARTS, tries=2)
         digits = _digits_of(unchecked)
         if digits != _weights_digits():
             unchecked.unlink()
@@ -288,15 +288,13 @@ def _decode(path, crop, shrink, upright, limit=None):
     is_turned = False
     try:
         if not path.exists():
-            return _Photo("not there", False, "")
+            raise FileNotFoundError("not there")
         if not path.is_file():
-            return _Photo("no plain file", False, "")
+            raise OSError("no plain file")
         content = path.read_bytes()
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         with Image.open(io.BytesIO(content)) as image:
-            problem = data.too_many_pixels(image.size, limit)
-            if problem:
-                return _Photo(problem, False, digest)
+            data.check_pixels(image.size, limit)
             is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
             if upright:
                 image = ImageOps.exif_transpose(image)
@@ -486,16 +484,11 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
         pool.shutdown(cancel_futures=True)
 
 
-def _with_reasons(broken):
-    """{name: why} as texts."""
-    return [f"{name} ({why})" for name, why in broken.items()]
-
-
 def _check(broken, total, skip, where=""):
     """ValueError naming the images {name: why} of `total` without features, unless skipped."""
     if broken and (not skip or len(broken) == total):
         raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: "
-                         f"{data.some(_with_reasons(broken), 20)}; mend them or leave them out, as "
+                         f"{data.some_with_reasons(broken, 20)}; mend them or leave them out, as "
                          "--skip-broken does with those of a dataset")
 
 
@@ -595,18 +588,15 @@ def _write_cache(cache, dtype):
                  turned=[row.is_turned for row in rows], digests=[row.digest for row in rows])
 
 
-def _partial(path, rank=None):
-    """Where a process keeps what it has of an unfinished extraction; a pattern for all of them."""
-    if rank is None:
-        return f"{path.stem}.partial*.npz"
-    if rank == 0:
-        return path.with_name(f"{path.stem}.partial.npz")
-    return path.with_name(f"{path.stem}.partial-{rank}.npz")
+def _partial(path, rank):
+    """Where a process keeps what it has of an unfinished extraction."""
+    number = f"-{rank}" if rank > 0 else ""
+    return path.with_name(f"{path.stem}.partial{number}.npz")
 
 
 def _partials(path):
     """The files that unfinished extractions left beside a cache."""
-    return sorted(path.parent.glob(_partial(path)))
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.partial*.npz"))
 
 
 def _cache_places(dataset, cache, fallback):
@@ -830,10 +820,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     What was odd (sideways photos, files in two sets, features of zeros) is added to the notes.
     Under torchrun all processes call this; each extracts its share.
     """
-    names = []
-    for images in dataset.images.values():
-        names += images
-    names = list(dict.fromkeys(names))
+    names = dataset.every_image
     source = _finished_source(dataset, names, file, cache, fallback)
     notes = []
     where = ""
@@ -882,7 +869,7 @@ def _finished_source(dataset, names, file, cache, fallback):
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
     """What `load_features` would not find, and what it would fetch: two lists of texts."""
-    names = list(dict.fromkeys(sum(dataset.images.values(), [])))
+    names = dataset.every_image
     obstacles = []
     source = None
     if file is not None and not Path(file).exists():
@@ -958,8 +945,7 @@ def _without(dataset, names):
         stays = np.array([name not in names for name in every], bool)
         images[phase] = [name for name in every if name not in names]
         targets[phase] = dataset.targets[phase][stays]
-    note = (f"{data.count(len(names), 'image')} left out: "
-            f"{data.some(_with_reasons(names), 20)}")
+    note = f"{data.count(len(names), 'image')} left out: {data.some_with_reasons(names, 20)}"
     return dataset._replace(images=images, targets=targets, notes=[*dataset.notes, note])
 
 
