@@ -694,11 +694,11 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     files = {name: dataset.path(name) for name in names}
     stamps = {name: data.stamp(path) for name, path in files.items()}
     rank = common.rank()
-    found, caches = _found_caches(dataset, cache, fallback)
+    caches = _found_caches(dataset, cache, fallback)
     weights, key, rows = _choose_weights(weights, upright, caches, stamps)
     todo = [name for name in names if name not in rows]
     _check_shared(dataset, todo)
-    if not todo and not any(".partial" in path.name for path in found):
+    if not todo and not any(".partial" in part.path.name for part in caches):
         return rows, {}, key, []
 
     path, notes = _writable_place(dataset, cache, fallback)
@@ -736,15 +736,13 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
 
 
 def _found_caches(dataset, cache, fallback):
-    """The files where a dataset's cache or a part of one may be, and the caches that they hold."""
-    found = []
-    for place in _cache_places(dataset, cache, fallback):
-        found += [path for path in (place, *_partials(place)) if path.exists()]
+    """The caches, whole or in part, that lie where a dataset's may be."""
     caches = []
-    for path in dict.fromkeys(found):
-        if data.is_cache(path) or ".partial" in path.name:
-            caches.append(_read_cache(path))
-    return found, caches
+    for place in dict.fromkeys(_cache_places(dataset, cache, fallback)):
+        if data.is_cache(place):
+            caches.append(_read_cache(place))
+        caches += [_read_cache(part) for part in _partials(place)]
+    return caches
 
 
 def _load_in_turn(weights, caches):
