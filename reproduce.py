@@ -1,5 +1,4 @@
-"""The paper's tables and figures from one command: trains what is missing, writes report.md,
-report.json and pictures.
+"""The paper's tables and figures: trains what is missing, writes report.md, report.json, pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
     python reproduce.py --dataset shapes --only strong changes --out results/shapes
@@ -212,8 +211,10 @@ def is_finished(job):
 
 
 def do(job):
-    """Train, unless the results are there; says what was done. What the training prints goes to
-    output.txt in the job's folder, also the traceback of an error."""
+    """Train, unless the results are there; says what was done.
+
+    What the training prints goes to output.txt in the job's folder, also the traceback of an error.
+    """
     if is_finished(job):
         return "kept"
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -294,8 +295,7 @@ def report_outcome(jobs, number, outcome, so_far=""):
 
 @contextmanager
 def result(path):
-    """Yields the file of a result that is read inside. ValueError: whatever is wrong with it, and
-    what to do."""
+    """Yields the file of a result that is read inside. ValueError: what is wrong, what to do."""
     try:
         experiment.check_plain(path)
         yield path
@@ -310,8 +310,10 @@ def result(path):
 
 
 def load(folder):
-    """metrics.json of a run, its `folder`, `hardware`, `log` (arrays (epochs,) by name) and
-    `seconds` of training. ValueError names the file that is not as the run left it."""
+    """metrics.json of a run, with its `folder`, `hardware`, `log` and `seconds` of training.
+
+    log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
+    """
     note = read_json(folder / "run.json")
     run = note | read_json(folder / "metrics.json")
     with result(folder / "run.json"):
@@ -329,8 +331,7 @@ def load(folder):
 
 
 def check_metrics(metrics):
-    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: it is not
-    there."""
+    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: not there."""
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
             report_cells([metrics[phase][candidate_set]])
@@ -462,24 +463,12 @@ def compute_table(name, results):
 
 
 def compute_table1(results):
-    """Test accuracies in both worlds; in the open one also with the hard mask, which is CompCos's
-    predictor there."""
+    """Test accuracies in both worlds; the open one also with the hard mask, CompCos's predictor."""
     cells = {}
     for world in ("closed", "open"):
         reports = reports_of(results, paper_table(world), "test")
         cells[world] = accuracy_cells(results, world, reports, PRIMITIVES | COLUMNS)
     return cells
-
-
-def masks_to_try(rho, seen, threshold):
-    """The appendix's masks by name, (S*O,) bool each."""
-    masks = {
-        "no mask": np.ones_like(seen),
-        "median": median_mask(rho, seen),
-        "inverse median": median_mask(rho, seen, inverse=True),
-        "best": hard_mask(rho, seen, threshold),
-    }
-    return {name: mask.ravel() for name, mask in masks.items()}
 
 
 def compute_strategies(results):
@@ -491,7 +480,12 @@ def compute_strategies(results):
         for run in results.of(run_name):
             model = model_of(run, features.device)
             rho = model.checkpoint["feasibility"].numpy()
-            masks = masks_to_try(rho, seen, run["threshold"])
+            masks = {
+                "no mask": np.ones(seen.size, bool),
+                "median": median_mask(rho, seen).ravel(),
+                "inverse median": median_mask(rho, seen, inverse=True).ravel(),
+                "best": hard_mask(rho, seen, run["threshold"]).ravel(),
+            }
             for mask, (swept, _) in sweep(model, features, target, seen, masks).items():
                 of_seeds = reports.setdefault(f"{label}, {mask}", [])
                 of_seeds.append(experiment.both_protocols(swept))
@@ -529,8 +523,8 @@ def partners_of(scores, ends, partners, top):
 
 
 def compute_feasibility(results):
-    """The paper's ranked tables from the first seed, and how the scores of all seeds fit what is
-    known."""
+    """The paper's ranked tables from the first seed, and how all seeds' scores fit what is known.
+    """
     dataset = results.dataset
     seen = dataset.seen
     states = list(dataset.states)
@@ -575,10 +569,15 @@ def curve_rows(results):
 
 def compute_curves(results):
     """Test AUC (exact) of what the first picture shows, first seed."""
-    cells = {}
-    for label, (run, candidate_set) in curve_rows(results).items():
-        cells[label] = results.first(run)["test"][candidate_set]["exact"]["auc"]
-    return cells
+    return areas_of(results, curve_rows(results))
+
+
+def areas_of(results, rows):
+    """{label: test AUC (exact), first seed} of {label: (run, candidate set)}."""
+    areas = {}
+    for label, (run, candidate_set) in rows.items():
+        areas[label] = results.first(run)["test"][candidate_set]["exact"]["auc"]
+    return areas
 
 
 def compute_training(results):
@@ -596,8 +595,10 @@ def compute_training(results):
 
 
 def read_answers(closed_run, full_run, images):
-    """(N, 5) str of the test images: image, the answers of the closed model and of the full one
-    with mask, the truth, the full model's answer without mask."""
+    """(N, 5) str, a test image a row: its name, the answers of the models, and the truth.
+
+    Columns: image, closed model, full model with mask, truth, full model without mask.
+    """
     closed = answers_of(closed_run, images)
     full = answers_of(full_run, images)
     return np.stack([closed["image"], closed["open"], full["open_masked"], closed["truth"],
@@ -605,8 +606,7 @@ def read_answers(closed_run, full_run, images):
 
 
 def answers_of(run, images):
-    """The columns of predictions.csv that are read, (N,) str by name. ValueError names a file that
-    is not of these images."""
+    """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
     with result(run["folder"] / "predictions.csv") as path:
         rows = read_table(path)
@@ -698,9 +698,7 @@ def grid(head, rows):
 
 def digits_of(column):
     """AUC is small and has one more digit."""
-    if column == "AUC":
-        return 2
-    return 1
+    return 2 if column == "AUC" else 1
 
 
 def accuracy_lines(cells, columns=COLUMNS):
@@ -836,8 +834,7 @@ def write_changes(results, cells):
 
 
 def panels(*labels):
-    """Axes side by side in a new figure, one for each pair of labels (x, y). ValueError without
-    matplotlib."""
+    """Axes side by side in a new figure, one a pair of labels (x, y). ValueError: no matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -874,25 +871,19 @@ def look(label):
 def draw_curves(results, cells, path):
     """Seen against unseen accuracy as the bias grows: test, open world, first seed."""
     rows = curve_rows(results)
-    looks = {label: look(label) for label in rows}
-    draw_bias_curves(results, rows, cells, looks, path)
+    draw_bias_curves(results, rows, {label: look(label) for label in rows}, path)
 
 
 def draw_recipes(results, cells, path):
     """The curves of both recipes: test, open world, first seed."""
-    rows = {}
-    areas = {}
-    for label, run in RECIPES.items():
-        if results.of(run):
-            rows[label] = (run, "open")
-            areas[label] = results.first(run)["test"]["open"]["exact"]["auc"]
-    draw_bias_curves(results, rows, areas, RECIPE_LOOKS, path)
+    rows = {label: (run, "open") for label, run in RECIPES.items() if results.of(run)}
+    draw_bias_curves(results, rows, RECIPE_LOOKS, path)
 
 
-def draw_bias_curves(results, rows, areas, looks, path):
-    """Curves of {label: (run, candidate set)}, the greatest of the areas {label: AUC} first."""
-    halves = [f"accuracy on {half} compositions (%)" for half in ("unseen", "seen")]
-    axes = panels(halves)
+def draw_bias_curves(results, rows, looks, path):
+    """Curves of {label: (run, candidate set)}, that of the greatest AUC first."""
+    axes = panels(("accuracy on unseen compositions (%)", "accuracy on seen compositions (%)"))
+    areas = areas_of(results, rows)
     for label in sorted(areas, key=areas.get, reverse=True):
         run, candidate_set = rows[label]
         colour, style = looks[label]
@@ -904,8 +895,8 @@ def draw_bias_curves(results, rows, areas, looks, path):
 
 
 def read_curve(run, candidate_set):
-    """Accuracies (K,) on the unseen and on the seen as the bias grows. ValueError names a file that
-    holds none."""
+    """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
+    """
     with result(run["folder"] / "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
@@ -1158,10 +1149,7 @@ def about(results, argv, settings, options, failed):
         runs += of_seeds.values()
     versions = set()
     for run in runs:
-        named = []
-        for name in VERSIONS:
-            named.append(f"{name} {run['versions'][name]}")
-        versions.add(", ".join(named))
+        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
     warning = ""
     if options.quick:
         warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
@@ -1186,10 +1174,8 @@ def candidate_sizes(results):
     if not results.of("full"):
         return "unknown, since CompCos failed"
     sizes = results.first("full")["candidates"]
-    parts = []
-    for world in experiment.CANDIDATE_SETS:
-        parts.append(f"{world} {sizes['val'][world]:,} and {sizes['test'][world]:,}")
-    return "; ".join(parts)
+    return "; ".join(f"{world} {sizes['val'][world]:,} and {sizes['test'][world]:,}"
+                     for world in experiment.CANDIDATE_SETS)
 
 
 def findings(results, cells):
@@ -1262,10 +1248,8 @@ def find_gains_of_mask(masking):
 
 def find_unfinished(training):
     """Who may gain from longer training."""
-    late = []
-    for label, row in training.items():
-        if row["best_epoch"]["mean"] > 0.9 * row["epochs"]["mean"]:
-            late.append(label)
+    late = [label for label, row in training.items()
+            if row["best_epoch"]["mean"] > 0.9 * row["epochs"]["mean"]]
     return ["Whose best epoch is in the last tenth, so that longer training may help? "
             f"{', '.join(late) or 'None'}."]
 
@@ -1307,8 +1291,7 @@ def prepare(shared):
 
 
 def plan_all(options, shared, settings, out):
-    """The jobs of what is asked for, and those of the strong recipe that are already done, for the
-    first picture."""
+    """The jobs of what is asked for; also done ones of the strong recipe, for the first picture."""
     names = needed_runs(options.only)
     jobs = []
     for name in run_options():
