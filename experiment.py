@@ -541,12 +541,8 @@ def other_runs(out, seeds):
     if len(seeds) > 1:
         expected = {out / f"seed{seed}" for seed in seeds}
         folders = [out, *(folder for folder in folders if folder not in expected)]
-    return [folder for folder in folders if has_run(folder)]
-
-
-def has_run(folder):
-    """Whether a run, finished or not, is in a folder."""
-    return (folder / "last.pt").exists() or (folder / "best.pt").exists()
+    return [folder for folder in folders
+            if (folder / "last.pt").exists() or (folder / "best.pt").exists()]
 
 
 def remove_other_runs(out, seeds, resume):
@@ -886,26 +882,24 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
-    obstacles, fetched = image_features.lacking(
-        dataset, file=options.features, weights=options.weights, cache=options.cache,
-        fallback=out.parent, skip_broken=options.skip_broken)
+    places = dict(cache=options.cache, fallback=out.parent)
+    source = dict(file=options.features, weights=options.weights, skip_broken=options.skip_broken)
+    obstacles, fetched = image_features.lacking(dataset, **source, **places)
     obstacles = words.lacking(*sources, root=options.data_root) + obstacles
     if obstacles:  # all at once, before anything is fetched
         raise FileNotFoundError("; ".join(obstacles + fetched))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
     dataset, features, backbone = image_features.load_features(
-        dataset, file=options.features, weights=options.weights, device=device,
-        skip_broken=options.skip_broken, respect_orientation=options.respect_orientation,
-        cache=options.cache, fallback=out.parent, max_pixels=options.max_pixels)
+        dataset, **source, **places, device=device, max_pixels=options.max_pixels,
+        respect_orientation=options.respect_orientation)
     empty = [phase for phase in data.PHASES if not len(dataset.targets[phase])]
     if empty:
         raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
     for note in dataset.notes:
         print(f"note: {note}")
     steps_to_epochs(chosen, len(dataset.targets["train"]))
-    weights = image_features.weights_behind(dataset, backbone, cache=options.cache,
-                                            fallback=out.parent)
+    weights = image_features.weights_behind(dataset, backbone, **places)
     if options.weights and backbone.startswith("ResNet-18"):
         weights = str(Path(options.weights).resolve())
     images = {phase: len(dataset.targets[phase]) for phase in data.PHASES}
