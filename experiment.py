@@ -188,16 +188,15 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
-    interval = None
-    few = 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS
     tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     for name, (swept, kept) in tested.items():
         test[name] = both_protocols(swept)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
-        if few and name == "open":
-            interval = auc_interval(swept)
+    interval = None
+    if 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS:
+        interval = auc_interval(tested["open"][0])
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:

@@ -408,6 +408,11 @@ class Results(NamedTuple):
         """The run of the first seed."""
         return self.of(run)[0]
 
+    def seeds_of(self, *names):
+        """The seeds for which all these runs are there."""
+        seeds = [self.runs.get(name, {}).keys() for name in names]
+        return [seed for seed in seeds[0] if all(seed in others for others in seeds)]
+
 
 def cell(runs, *path):
     """Mean and standard deviation over seeds, of the number at a path of keys in each.
@@ -529,9 +534,8 @@ def compute_feasibility(results):
     seen = dataset.seen
     states = list(dataset.states)
     objects = list(dataset.objects)
-    scores_of_seeds = []
-    for run in results.of("full"):
-        scores_of_seeds.append(model_of(run).checkpoint["feasibility"].numpy())
+    models = [model_of(run) for run in results.of("full")]
+    scores_of_seeds = [model.checkpoint["feasibility"].numpy() for model in models]
     rho = scores_of_seeds[0]
     ranking = ranked(rho, seen, top=5)
     paper = paper_ranking(results)
@@ -595,14 +599,11 @@ def compute_training(results):
 
 
 def read_answers(closed_run, full_run, images):
-    """(N, 5) str, a test image a row: its name, the answers of the models, and the truth.
-
-    Columns: image, closed model, full model with mask, truth, full model without mask.
-    """
+    """What the models answer for the test images, with and without mask: (N,) str by name."""
     closed = answers_of(closed_run, images)
     full = answers_of(full_run, images)
-    return np.stack([closed["image"], closed["open"], full["open_masked"], closed["truth"],
-                     full["open"]], axis=1)
+    return dict(image=closed["image"], truth=closed["truth"], closed=closed["open"],
+                full=full["open"], masked=full["open_masked"])
 
 
 def answers_of(run, images):
@@ -619,8 +620,8 @@ def answers_of(run, images):
 
 def who_is_right(answers):
     """{kind: (N,) bool}: which of the closed and the full model (with mask) is right."""
-    closed = answers[:, 1] == answers[:, 3]
-    full = answers[:, 2] == answers[:, 3]
+    closed = answers["closed"] == answers["truth"]
+    full = answers["masked"] == answers["truth"]
     return {
         "only the full model is right": full & ~closed,
         "both are wrong": ~closed & ~full,
@@ -636,14 +637,14 @@ def compute_qualitative(results):
     if real is None:
         real = dataset.seen | experiment.occurring(dataset)
     possible = results.names[real.ravel()]
+    models = {"closed model": "closed", "full model": "full", "full model with mask": "masked"}
     shares = []
-    for seed, full_run in results.runs["full"].items():
-        if seed not in results.runs["closed"]:
-            continue
-        answers = read_answers(results.runs["closed"][seed], full_run, dataset.images["test"])
+    for seed in results.seeds_of("full", "closed"):
+        answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
+                               dataset.images["test"])
         share = {kind: which.mean() for kind, which in who_is_right(answers).items()}
-        for who, column in (("closed model", 1), ("full model", 4), ("full model with mask", 2)):
-            impossible = ~np.isin(answers[:, column], possible)
+        for who, name in models.items():
+            impossible = ~np.isin(answers[name], possible)
             share[f"impossible answers of the {who}"] = impossible.mean()
         shares.append(share)
     return {kind: cell(shares, kind) for kind in shares[0]}
@@ -863,9 +864,8 @@ def look(label):
     """(colour, line style) of a row; a system without a look of its own gets one of the others."""
     if label in LOOKS:
         return LOOKS[label]
-    strangers = [name for name in methods() if name not in LOOKS]
-    place = strangers.index(label) if label in strangers else 0
-    return OTHER_LOOKS[place % len(OTHER_LOOKS)]
+    others = [name for name in methods() if name not in LOOKS]
+    return OTHER_LOOKS[others.index(label) % len(OTHER_LOOKS)]
 
 
 def draw_curves(results, cells, path):
@@ -948,13 +948,14 @@ def draw_qualitative(results, cells, path):
     if not has_images(results):
         return
     random = np.random.default_rng(0)
-    both = [seed for seed in results.runs["full"] if seed in results.runs["closed"]]
-    answers = read_answers(results.runs["closed"][both[0]], results.runs["full"][both[0]],
+    seed = results.seeds_of("full", "closed")[0]
+    answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
                            results.dataset.images["test"])
+    shown = np.stack([answers[name] for name in ("image", "closed", "masked", "truth")], 1)
     kinds = who_is_right(answers)
     blocks = {}
     for kind in ("only the full model is right", "both are wrong"):
-        blocks[kind] = random.permutation(answers[kinds[kind], :4])[:10]
+        blocks[kind] = random.permutation(shown[kinds[kind]])[:10]
     contact_sheet(path, results.dataset.folder / "images", blocks)
 
 
@@ -1015,11 +1016,9 @@ def write_answers(sheet, answers, x, y, named):
     draw = ImageDraw.Draw(sheet)
     truth = answers[2]
     for i, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
-        colour = RED
+        colour = BLUE if answer == truth else RED
         if who == "truth":
             colour = BLACK
-        elif answer == truth:
-            colour = BLUE
         width = max(ImageFont.load_default(16).getlength(answer), 1)
         font = ImageFont.load_default(16 * min(1, (COLUMN_WIDTH - 8) / width))
         draw.text((x, y + i * LINE), answer, colour, font)
@@ -1094,10 +1093,8 @@ def missing_for(results, name):
     """The runs that a section cannot do without and that are not there for any seed."""
     needs = SECTIONS[name].needs
     missing = [run for run in needs if not results.of(run)]
-    if not missing and len(needs) > 1:  # these runs are compared seed by seed
-        common_seeds = set.intersection(*(set(results.runs[run]) for run in needs))
-        if not common_seeds:
-            return list(needs)
+    if not missing and not results.seeds_of(*needs):  # they are compared seed by seed
+        return list(needs)
     return missing
 
 
