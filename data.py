@@ -1184,9 +1184,7 @@ def is_worth_a_word(name):
 
 def is_circle(folder, subfolder):
     """Whether a subfolder is a link to a folder that it lies in."""
-    outer = Path(subfolder).resolve()
-    inner = Path(folder).resolve()
-    return outer == inner or outer in inner.parents
+    return Path(folder).resolve().is_relative_to(Path(subfolder).resolve())
 
 
 def what_stayed_out(photos, left_out):

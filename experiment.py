@@ -141,12 +141,6 @@ def quiet_report(swept, protocol="exact", **options):
         return swept.report(protocol, **options)
 
 
-def auc_interval(swept):
-    """[low, high], the exact AUC's 95 % interval, compositions resampled as `evaluate.py` does."""
-    report = quiet_report(swept, confidence=0.95, unit="composition")
-    return [report["auc_low"], report["auc_high"]]
-
-
 def occurring(dataset):
     """(S, O) bool: the unseen compositions with a place in the validation or test lists."""
     listed = dataset.candidates("val") | dataset.candidates("test")
@@ -196,7 +190,8 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         curves[name] = swept.curve()
     interval = None
     if 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS:
-        interval = auc_interval(tested["open"][0])
+        report = quiet_report(tested["open"][0], confidence=0.95, unit="composition")
+        interval = [report["auc_low"], report["auc_high"]]
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
@@ -327,14 +322,14 @@ def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
     check_plain(path)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
                          "anew") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
-                         "and its run is made anew")
-    return held
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary: remove "
+                         "it, and its run is made anew")
+    return content
 
 
 def versions():

@@ -439,8 +439,7 @@ def _launch(recipe, device, names, places, answers):
     return _Batch(photos, good, features, copied)
 
 
-def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
-             progress=None):
+def _batches(files, backbone, device, batch_size, upright, limit, progress, own_preprocess=None):
     """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
 
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
@@ -453,8 +452,6 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
     names = list(files)
-    if progress is None:
-        progress = common.Progress("extracting", len(names), "images")
     workers = min(_cores(), data.DECODERS)
     pool = ThreadPoolExecutor(workers)
 
@@ -516,9 +513,11 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
         backbone = load_backbone()
     rows = {}
     broken = {}
+    progress = common.Progress("extracting", len(paths), "images")
     with _pixel_limit(max_pixels) as limit:
-        for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
-                                         respect_orientation, limit, preprocess):
+        batches = _batches(dict(enumerate(paths)), backbone, device, batch_size,
+                           respect_orientation, limit, progress, preprocess)
+        for features, photos in batches:
             rows.update(features)
             for row, photo in photos.items():
                 if photo.problem is not None:
@@ -708,7 +707,8 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     if rank == 0 and rows and _partials(path):
         # What other processes left goes into the first one's file before theirs are rewritten.
         _write_cache(whole._replace(path=_partial(path, 0)), dtype)
-        _remove(set(_partials(path)) - {_partial(path, 0)})
+        for part in set(_partials(path)) - {_partial(path, 0)}:
+            part.unlink(missing_ok=True)
     common.check_shared(path.parent)  # once the partial files there are one
 
     share = {name: files[name] for name in todo[rank::common.processes()]}
@@ -718,8 +718,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         backbone = _load_in_turn(weights, caches)
         progress = common.Progress("extracting", len(todo), "images", together=True)
         with _pixel_limit(max_pixels) as limit:
-            batches = _batches(share, backbone, device, batch_size, upright, limit,
-                               progress=progress)
+            batches = _batches(share, backbone, device, batch_size, upright, limit, progress)
             broken = _fill(mine, batches, stamps, dtype)
     for others in common.gather(broken):
         broken = broken | others
@@ -728,7 +727,8 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         rows = rows | _rows_of(parts, key, stamps) | mine.rows
         if rows:
             _write_cache(whole._replace(rows=rows), dtype)
-        _remove(_partials(path))
+        for part in _partials(path):
+            part.unlink(missing_ok=True)
     common.gather("the cache is whole")
     if rank > 0 and path.exists():
         rows = _rows_of([_read_cache(path)], key, stamps)
@@ -779,12 +779,6 @@ def _fill(cache, batches, stamps, dtype):
             with common.signals_held():
                 _write_cache(cache, dtype)
     return broken
-
-
-def _remove(paths):
-    """Remove files."""
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def _check_shared(dataset, todo):

@@ -347,11 +347,11 @@ def check_metrics(metrics):
     check_types(metrics, ["truth"], str)
 
 
-def check_types(held, names, kind):
+def check_types(content, names, kind):
     """KeyError, TypeError: there is nothing of this kind under these names."""
     for name in names:
-        if not isinstance(held[name], kind):
-            raise TypeError(f"{name} is a {type(held[name]).__name__}")
+        if not isinstance(content[name], kind):
+            raise TypeError(f"{name} is a {type(content[name]).__name__}")
 
 
 def read_log(path):
