@@ -160,13 +160,14 @@ def no_named_folder(name, root):
     hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
-    expected = [title(root), *("  " + line for line in published_tree(FOLDERS[name]))]
+    root = root.resolve()  # `.` has no name to show
+    expected = [f"{root}/", *("  " + line for line in published_tree(FOLDERS[name]))]
     return f"{absent}; {hint}\n{beside(expected, tree(root))}"
 
 
 def published_tree(folder):
     """The shared layout as lines."""
-    return [title(folder),
+    return [f"{folder}/",
             f"  {SPLIT}/",
             "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
             f"  {METADATA}",
@@ -178,7 +179,7 @@ def tree(folder, most=9):
     if not folder.is_dir():
         return [f"{folder}: no such folder"]
     entries = sorted(folder.iterdir())
-    lines = [title(folder)]
+    lines = [f"{folder}/"]
     for entry in entries[:most]:
         ending = "/" if entry.is_dir() else ""
         lines.append(f"  {printable(entry.name)}{ending}")
@@ -187,12 +188,6 @@ def tree(folder, most=9):
     if not entries:
         lines.append("  (empty)")
     return lines
-
-
-def title(folder):
-    """A folder's first line in a tree, `.` by its name."""
-    folder = Path(folder)
-    return f"{folder if folder.name else folder.resolve()}/"
 
 
 def beside(expected, found):
@@ -282,10 +277,11 @@ def no_layout(folder):
     for name, its_folder in FOLDERS.items():
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
+    folder = folder.resolve()  # `.` has no name to show
     downloaded = [name for name in FOLDERS if name != DRAWN]
     expected = [*published_tree(folder),
                 "or, of own data,",
-                title(folder),
+                f"{folder}/",
                 "  images.csv   (image,state,object,split)",
                 "  images/      (or features.npz)"]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "

@@ -171,30 +171,26 @@ class Job(NamedTuple):
 
 def plan(name, seed, options, shared, settings, out):
     """The Job of a run. `shared`: the options that go to all; `settings`: what they mean."""
-    compared = name in baselines.MODELS
     folder = out / "runs" / name / f"seed{seed}"
     run_arguments = run_options()[name]
-    if compared:
+    mask_from = []
+    if name in baselines.MODELS:
         system = name
-    elif run_arguments.startswith(STRONG):
-        system = "strong"
+        command = baselines.main
+        defaults = baselines.defaults(name)
+        mask_from = ["--feasibility", str(out / "runs" / "full" / f"seed{seed}" / "best.pt")]
     else:
-        system = "compcos"
+        system = "strong" if run_arguments.startswith(STRONG) else "compcos"
+        command = compcos.main
+        defaults = compcos.defaults("strong" if system == "strong" else "published")
+    defaults = defaults.get(settings["dataset"], defaults["other"])
     run_arguments = f"{vars(options)[system]} {run_arguments}"
     if options.quick:
         run_arguments += " --epochs 3"
         if name == "tmn":
             run_arguments += " --width 16"
-    arguments = [*shared, *shlex.split(run_arguments), "--seed", str(seed), "--out", str(folder)]
-    if compared:
-        command = baselines.main
-        defaults = baselines.defaults(name)
-        mask_from = out / "runs" / "full" / f"seed{seed}" / "best.pt"
-        arguments += ["--feasibility", str(mask_from)]
-    else:
-        command = compcos.main
-        defaults = compcos.defaults("strong" if system == "strong" else "published")
-    defaults = defaults.get(settings["dataset"], defaults["other"])
+    arguments = [*shared, *shlex.split(run_arguments), "--seed", str(seed), "--out", str(folder),
+                 *mask_from]
     key = dict(options=run_arguments, defaults=defaults, settings=settings, mask=options.compcos)
     return Job(name, seed, folder, command, arguments, json.loads(json.dumps(key)))
 
