@@ -678,27 +678,25 @@ def missing_files(dataset, features=None):
     """
     images = dataset.every_image
     there = {image for image in images if dataset.path(image).exists()}
-    files = [features] if features else feature_files(dataset.folder)
     nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
-    stored = {}
-    problems = []
-    if files:  # the first there is decides
-        try:
-            stored = read_features(files[0], images)
-            problems += not_finite(stored, files[0], set(images))
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
-            if features:
-                return problems
-    rows = set(stored.get("files", ()))
+    without_photo = missing(images, there, nowhere)
+    files = [features] if features else feature_files(dataset.folder)
+    if not files:
+        return without_photo
+    try:
+        stored = read_features(files[0], images)  # the first there is decides
+    except (ValueError, OSError) as error:
+        return [str(error)] if features else [str(error), *without_photo]
+    problems = not_finite(stored, files[0], set(images))
+    rows = set(stored["files"])
     if features:
         return problems + missing(images, rows, f"not found in {features}")
-    if stored and ("stamps" not in stored or not there):
-        photos = [image for image in images if image in there]
-        return problems + missing(images, rows | there, nowhere) + missing(
-            photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
-            "extracted from the photos")
-    return problems + missing(images, there, nowhere)
+    if "stamps" in stored and there:
+        return problems + without_photo
+    photos = [image for image in images if image in there]
+    return problems + missing(images, rows | there, nowhere) + missing(
+        photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
+        "extracted from the photos")
 
 
 def not_finite(stored, file, images):

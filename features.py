@@ -439,7 +439,8 @@ def _launch(recipe, device, names, places, answers):
     return _Batch(photos, good, features, copied)
 
 
-def _batches(files, backbone, device, batch_size, upright, limit, progress, own_preprocess=None):
+def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
+             progress=None):
     """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
 
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
@@ -452,6 +453,8 @@ def _batches(files, backbone, device, batch_size, upright, limit, progress, own_
     device = pick_device(device)
     recipe = _recipe(backbone, own_preprocess, device)
     names = list(files)
+    if progress is None:
+        progress = common.Progress("extracting", len(names), "images")
     workers = min(_cores(), data.DECODERS)
     pool = ThreadPoolExecutor(workers)
 
@@ -513,11 +516,9 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
         backbone = load_backbone()
     rows = {}
     broken = {}
-    progress = common.Progress("extracting", len(paths), "images")
     with _pixel_limit(max_pixels) as limit:
-        batches = _batches(dict(enumerate(paths)), backbone, device, batch_size,
-                           respect_orientation, limit, progress, preprocess)
-        for features, photos in batches:
+        for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
+                                         respect_orientation, limit, preprocess):
             rows.update(features)
             for row, photo in photos.items():
                 if photo.problem is not None:
@@ -718,7 +719,8 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         backbone = _load_in_turn(weights, caches)
         progress = common.Progress("extracting", len(todo), "images", together=True)
         with _pixel_limit(max_pixels) as limit:
-            batches = _batches(share, backbone, device, batch_size, upright, limit, progress)
+            batches = _batches(share, backbone, device, batch_size, upright, limit,
+                               progress=progress)
             broken = _fill(mine, batches, stamps, dtype)
     for others in common.gather(broken):
         broken = broken | others
