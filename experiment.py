@@ -573,7 +573,8 @@ def say_how_spread(dataset, settings, seeds, device, together):
 
 
 def run_seeds(train_seed, dataset, settings, seeds, out, together):
-    """What `experiment` does once the folder is its own; `train_seed(seed)`: a seed's metrics."""
+    """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
+    holds."""
     if together:
         trained = ((seed, train_seed(seed)) for seed in seeds)
     else:

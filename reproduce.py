@@ -327,7 +327,8 @@ def load(folder):
 
 
 def check_metrics(metrics):
-    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: not there."""
+    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: it is not
+    there."""
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
             report_cells([metrics[phase][candidate_set]])
@@ -343,11 +344,11 @@ def check_metrics(metrics):
     check_types(metrics, ["truth"], str)
 
 
-def check_types(content, names, kind):
+def check_types(held, names, kind):
     """KeyError, TypeError: there is nothing of this kind under these names."""
     for name in names:
-        if not isinstance(content[name], kind):
-            raise TypeError(f"{name} is a {type(content[name]).__name__}")
+        if not isinstance(held[name], kind):
+            raise TypeError(f"{name} is a {type(held[name]).__name__}")
 
 
 def read_log(path):
