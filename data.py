@@ -649,7 +649,7 @@ def world_notes(dataset, phase):
 
 
 def repetition_notes(dataset, phase):
-    """Images with several compositions in one set, of which one answer can meet one; rows twice."""
+    """Notes on images with several compositions in one set, and on rows that repeat one."""
     rows = Counter(zip(dataset.images[phase], dataset.targets[phase].tolist()))
     compositions = Counter(image for image, _ in rows)
     several = sum(number > 1 for number in compositions.values())
@@ -700,7 +700,7 @@ def missing_files(dataset, features=None):
 
 
 def not_finite(stored, file, images):
-    """A problem with features (N, F) that hold NaN or what float32 cannot, of those images."""
+    """[a problem] that names the images whose stored features are not finite as float32, or []."""
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
     wrong = [stored["files"][row] for row in np.flatnonzero(~is_finite)]
@@ -711,7 +711,7 @@ def not_finite(stored, file, images):
 
 
 def unreadable_images(dataset):
-    """{image: why} of the photos that cannot be read, of the images that features come from.
+    """{image: why} of the photos that features are to be made of, and that cannot be read.
 
     Each is decoded, as for its features: a truncated one opens well. Those with features in the
     cache of an extraction have been, unless they changed since.
@@ -764,7 +764,7 @@ def stamp(path):
 
 
 def missing(images, found, where):
-    """A problem that names those of the images that are not among the found, if there are any."""
+    """[a problem] that names the images that are not among the found; [] if all are."""
     lost = [image for image in images if image not in found]
     if not lost:
         return []
@@ -930,8 +930,10 @@ def check_archive(path):
 
 
 def raise_if_unread(error):
-    """Raise again what says that a file could not be read, or took too much memory, and not what it
-    holds: an OSError without a file's name is of a place beyond its end."""
+    """Raise again what is no fault of a file's content: a lack of memory, a file that is not read.
+
+    An OSError without a file's name is such a fault: it is of a place beyond the file's end.
+    """
     if isinstance(error, MemoryError) or isinstance(error, OSError) and error.filename is not None:
         raise error
 

@@ -671,19 +671,6 @@ def _choose_weights(weights, upright, caches, stamps):
     return None, own_key, _rows_of(caches, own_key, stamps)
 
 
-def _load_backbone(weights, caches):
-    """`load_backbone`; where that fails for lack of weights, caches of other weights are mentioned.
-    """
-    try:
-        return load_backbone(weights)
-    except OSError as error:
-        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
-        if not others:
-            raise
-        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
-                      f"weights or preprocessing, are in {data.some(others)}") from error
-
-
 def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cache, fallback,
              max_pixels):
     """Extract what a dataset's caches lack, or have with another key or of an older image.
@@ -748,12 +735,22 @@ def _found_caches(dataset, cache, fallback):
 
 
 def _load_in_turn(weights, caches):
-    """The backbone; of several processes the first one alone downloads its weights."""
-    if common.rank() == 0:
-        backbone = _load_backbone(weights, caches)
-    common.gather("the weights are there")
+    """`load_backbone`; of several processes the first one alone downloads the weights.
+
+    Where that fails for lack of weights, caches of other weights are mentioned.
+    """
     if common.rank() > 0:
-        backbone = _load_backbone(weights, caches)
+        common.gather("the weights are there")
+    try:
+        backbone = load_backbone(weights)
+    except OSError as error:
+        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
+        if not others:
+            raise
+        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
+                      f"weights or preprocessing, are in {data.some(others)}") from error
+    if common.rank() == 0:
+        common.gather("the weights are there")
     return backbone
 
 
