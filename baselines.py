@@ -716,7 +716,7 @@ def choose_weight_decay(build, prepared):
                                                 eager=False, job=job)
         return max(row["validation"] for row in history)
 
-    best = dict(common.spread(WEIGHT_DECAYS, validation))
+    best = dict(common.spread(WEIGHT_DECAYS, validation, job))
     return max(best, key=best.get)
 
 

@@ -27,6 +27,7 @@ STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead 
 HOLDING_SECONDS = 2  # in which a process holds a `.part` that it has made
 SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
+WAITING_SECONDS = 0.2  # between two looks at how far other processes are
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 
 
@@ -52,7 +53,7 @@ class Progress:
     """
 
     def __init__(self, what, total=None, unit="", together=False):
-        self.add = tally() if together else None
+        self.add = tally(together)
         self.what = what
         self.total = total
         self.unit = unit
@@ -80,10 +81,7 @@ class Progress:
 
     def advance(self, count):
         """Count, and draw nothing."""
-        if self.add is None:
-            self.done += count
-        else:
-            self.done = self.add(count)
+        self.done = self.add(count)
 
     def line(self, now, note=""):
         """What is shown at a time."""
@@ -105,6 +103,7 @@ class Progress:
     def __exit__(self, *error):
         if self.drawn:
             write_quietly(sys.stderr, "\n")
+            self.drawn = False
 
 
 def is_terminal(stream):
@@ -401,8 +400,12 @@ def share(count):
     return slice(count * rank() // processes(), count * (rank() + 1) // processes())
 
 
-def spread(items, work):
-    """Yield (item, work(item)) in order, as many at a time as there are processes, each alone."""
+def spread(items, work, progress=None):
+    """Yield (item, work(item)) in order, as many at a time as there are processes, each alone.
+
+    progress: of all processes, shown while this one waits for the others.
+    """
+    count_ended = tally()
     for start in range(0, len(items), processes()):
         begun = items[start:start + processes()]
         result = None
@@ -410,16 +413,20 @@ def spread(items, work):
             item = begun[rank()]
             with alone():
                 result = work(item)
+        count_ended(1)
+        if progress is not None:
+            show_until(progress, count_ended, start + processes())
         yield from zip(begun, gather(result))
 
 
-def tally():
-    """A function `add(count)` that adds to one sum of all processes and returns it.
+def tally(together=True):
+    """A function `add(count)` that adds to one sum of all processes and returns it; if not
+    `together`, to one of this process.
 
     All must call `tally` at the same place. To add, none waits for another, and the function adds
     to the same sum inside `alone()`.
     """
-    if processes() == 1:
+    if not together or processes() == 1:
         total = 0
 
         def add(count):
@@ -438,6 +445,15 @@ def tally():
             return store.add(name, count)
 
     return add_for_all
+
+
+def show_until(progress, add, count, note=lambda: ""):
+    """Show what all processes do until their sum, to which `add` of `tally` adds, is `count`: who
+    waits in `gather` shows nothing. note: gives what is shown beside."""
+    with progress:
+        while add(0) < count:
+            time.sleep(WAITING_SECONDS)
+            progress.update(0, note())
 
 
 def take_turns(count):

@@ -30,6 +30,11 @@ import train
 from feasibility import feasibility_scores
 
 
+NEEDED = dict(  # of a checkpoint's parts, to score as the trained model did
+    settings=dict(scale=(float, int), backbone=str),
+    config=dict(feature_dim=int, hidden=int, dropout=(float, int), dim=int, unit_images=bool))
+
+
 class Halves(NamedTuple):
     """φ(s, o) = a_s + b_o of all compositions, without a matrix of them."""
 
@@ -76,10 +81,11 @@ class CompCos(nn.Module):
         does.
         """
         checkpoint = experiment.load_best(path, cls.__name__)
-        for name, kind in dict(scale=(float, int), backbone=str).items():  # needed to predict
-            if not isinstance(checkpoint["settings"].get(name), kind):
-                raise ValueError(f"{path} is damaged: its settings have no {name}; train anew, or "
-                                 "restore the file")
+        for part, kinds in NEEDED.items():
+            for name, kind in kinds.items():
+                if not isinstance(checkpoint[part].get(name), kind):
+                    raise ValueError(f"{path} is damaged: no {name} in its {part}; train anew, "
+                                     "or restore the file")
         weights = checkpoint.pop("weights")
         try:
             states = weights_of_first(weights, "states")
@@ -91,7 +97,7 @@ class CompCos(nn.Module):
             if weights_of_first(weights, "prior") is not None:
                 model.set_prior(torch.zeros(len(states), len(objects)))
             model.load_state_dict(weights)
-        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
         model.checkpoint = checkpoint

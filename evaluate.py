@@ -982,21 +982,29 @@ def load(files):
     """Scores, target, and the rest by name, from .npz and memory-mapped .npy files.
 
     A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
-    scores, a `scores.npy` beside one of them is read, and compared with the checksum that is kept
-    of it there, if there is one. ValueError: what is missing or damaged.
+    scores, a `scores.npy` beside one of them is read. Named or not, it is compared with the
+    checksum that a file beside it keeps of it. ValueError: what is missing or damaged.
     """
     arrays = {}
+    origin = {}  # name of an array -> the file that it is of
     paths = [Path(file) for file in files]
     for path in paths:
-        arrays |= _read(path)
-    checksum = arrays.pop(CHECKSUM, None)
+        found = _read(path)
+        arrays |= found
+        origin |= dict.fromkeys(found, path)
     if "scores" not in arrays:
         for path in paths:
             beside = path.parent / "scores.npy"
             if beside.exists():
                 arrays |= _read(beside)
-                _check_scores(beside, path, arrays["scores"], checksum)
+                origin["scores"] = beside
+                if arrays["scores"].ndim != 2:
+                    raise ValueError(f"{beside} holds scores of shape {arrays['scores'].shape}; "
+                                     "expected (N, P)")
                 break
+    checksum = arrays.pop(CHECKSUM, None)
+    if checksum is not None and "scores" in arrays:
+        _check_scores(origin["scores"], origin[CHECKSUM], arrays["scores"], checksum)
     lacking = [name for name in ARRAYS[:3] if name not in arrays]
     if lacking:
         raise ValueError(f"no array {', '.join(lacking)} in {', '.join(map(str, files))}: scores, "
@@ -1005,12 +1013,13 @@ def load(files):
 
 
 def _check_scores(path, keeper, scores, checksum):
-    """ValueError where scores are no table, or not those of which `keeper` has a checksum."""
-    if scores.ndim != 2:
-        raise ValueError(f"{path} holds scores of shape {scores.shape}; expected (N, P)")
-    if checksum is not None and zlib.crc32(np.ascontiguousarray(scores)) != checksum.tolist():
+    """ValueError where scores.npy beside `keeper` is not the one of which that has a checksum."""
+    if path.absolute() != keeper.absolute().with_name("scores.npy"):
+        return  # scores of another make, say, for the same images
+    if zlib.crc32(np.ascontiguousarray(scores)) != checksum.tolist():
         raise ValueError(f"{path} is damaged, or of another run than {keeper} beside it: write "
-                         "both anew (--resume --save-scores), or name the scores meant")
+                         "both anew (--resume --save-scores); other scores are named, and lie in "
+                         "another folder")
 
 
 def _read(path):

@@ -9,6 +9,7 @@ compositions), open (all), open_masked (seen or ρ >= τ).
 
 import csv
 import functools
+import io
 import itertools
 import json
 import math
@@ -523,7 +524,7 @@ def experiment(build, dataset, features, *, settings, seeds, device, out, resume
                             device=device, out=folder, resume=resume, save_scores=save_scores,
                             eager=eager, job=job)
 
-        return run_seeds(train_seed, dataset, settings, seeds, out, together)
+        return run_seeds(train_seed, dataset, settings, seeds, out, together, job)
 
 
 def other_runs(out, seeds):
@@ -572,13 +573,13 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"{processes - len(seeds)} of them have nothing to train")
 
 
-def run_seeds(train_seed, dataset, settings, seeds, out, together):
+def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
     """What `experiment` does once the folder is its own. `train_seed(seed)` gives what metrics.json
-    holds."""
+    holds; job: the progress of all seeds."""
     if together:
         trained = ((seed, train_seed(seed)) for seed in seeds)
     else:
-        trained = common.spread(seeds, train_seed)
+        trained = common.spread(seeds, train_seed, job)
     results = []
     for seed, result in trained:
         results.append(result)
@@ -654,23 +655,50 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
-    count = len(contents["states"]) * len(contents["objects"])
-    for name in ("seen", "named", "feasibility", "closed"):
-        if contents[name].numel() != count:
-            raise ValueError(f"{path} is damaged: {name} of {contents[name].numel()} compositions, "
-                             f"expected {count}")
-    for candidates in CANDIDATE_SETS:
-        if not isinstance(contents["bias"].get(candidates), float):
-            raise ValueError(f"{path} is damaged: no bias for {candidates}")
+    damage = damage_of(contents)
+    if damage:
+        raise ValueError(f"{path} is damaged: {damage}; train anew, or restore the file")
     return contents
 
 
+def damage_of(contents):
+    """What of the dictionary in a best.pt cannot be used, in words; "" where all can."""
+    for name in ("states", "objects"):
+        if not all(isinstance(word, str) for word in contents[name]):
+            return f"not all {name} are names"
+    primitives = (len(contents["states"]), len(contents["objects"]))
+    count = primitives[0] * primitives[1]
+    for name in ("seen", "named", "feasibility", "closed"):
+        shape = primitives if name in ("seen", "feasibility") else (count,)
+        tensor = contents[name]
+        if tuple(tensor.shape) != shape:
+            return f"{name} of shape {tuple(tensor.shape)}, expected {shape}"
+        if name != "feasibility" and tensor.dtype != torch.bool:
+            return f"{name} is {tensor.dtype}, expected torch.bool"
+    if not contents["feasibility"].is_floating_point():
+        return f"feasibility is {contents['feasibility'].dtype}, expected a float"
+    numbers = {"threshold": contents["threshold"]}
+    for candidates in CANDIDATE_SETS:
+        numbers[f"bias for {candidates}"] = contents["bias"].get(candidates)
+    for name, number in numbers.items():
+        if not isinstance(number, float) or not math.isfinite(number):
+            return f"no {name}"
+    tensors = [contents["feasibility"], *contents["weights"].values()]
+    if not all(torch.is_tensor(tensor) and tensor.isfinite().all() for tensor in tensors):
+        return "its weights or its feasibility are not finite numbers"
+    return ""
+
+
 def read_rows(path):
-    """The rows of a .csv file, dictionaries. ValueError names a file that is none."""
+    """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
+    row is cut off: what is left of its last number would pass for another one."""
     check_plain(path)
+    content = Path(path).read_bytes()
+    if not content.endswith(b"\n"):
+        raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
+                         "end the line if all is there")
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
+        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
 

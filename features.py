@@ -440,9 +440,10 @@ def _launch(recipe, device, names, places, answers):
 
 
 def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
-             progress=None):
+             progress=None, count_broken=None):
     """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
 
+    progress, count_broken (of `common.tally`): of all processes; by default of these images alone.
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
     decodes and resizes), and features are fetched when the next batch is under way, so that a GPU
     need not wait for Python.
@@ -455,6 +456,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     names = list(files)
     if progress is None:
         progress = common.Progress("extracting", len(names), "images")
+        count_broken = common.tally(together=False)
     workers = min(_cores(), data.DECODERS)
     pool = ThreadPoolExecutor(workers)
 
@@ -470,18 +472,21 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
 
     decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
     launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
-    broken = 0
     try:
         with progress:
             for batch in launched:
                 if batch.copied:
                     batch.copied.synchronize()
                 yield dict(zip(batch.good, batch.features.numpy())), batch.photos
-                broken += len(batch.photos) - len(batch.good)
-                note = f"{broken:,} cannot be read" if broken else ""
-                progress.update(len(batch.photos), note=note)
+                broken = count_broken(len(batch.photos) - len(batch.good))
+                progress.update(len(batch.photos), _note(broken))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _note(broken):
+    """What stands beside the progress."""
+    return f"{broken:,} cannot be read" if broken else ""
 
 
 def _check(broken, total, skip, where=""):
@@ -705,10 +710,12 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     if todo:
         backbone = _load_in_turn(weights, caches)
         progress = common.Progress("extracting", len(todo), "images", together=True)
+        count_broken = common.tally()
         with _pixel_limit(max_pixels) as limit:
             batches = _batches(share, backbone, device, batch_size, upright, limit,
-                               progress=progress)
+                               progress=progress, count_broken=count_broken)
             broken = _fill(mine, batches, stamps, dtype)
+        common.show_until(progress, progress.add, len(todo), lambda: _note(count_broken(0)))
     for others in common.gather(broken):
         broken = broken | others
     if rank == 0:

@@ -15,13 +15,14 @@ picture and `write` the Markdown lines, both from the cells.
 import argparse
 import functools
 import json
-import operator
+import math
 import platform
 import re
 import shlex
 import sys
 import traceback
 from contextlib import contextmanager, redirect_stdout
+from numbers import Real
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -244,7 +245,10 @@ def train_missing(jobs):
     feasibility masks the compared systems come first.
     """
     outcomes = {}  # number of a job -> (what was done, whether it failed)
+    lacking = [job for job in jobs if not is_finished(job)]
+    progress = common.Progress("runs", len(lacking), together=True)
     count_ended = common.tally()
+    begun = 0
     for is_first in (True, False):
         waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
         done_here = {}
@@ -252,8 +256,12 @@ def train_missing(jobs):
             i = waiting[turn]
             with common.alone():
                 done_here[i] = attempt(jobs[i])
+            if jobs[i] in lacking:
+                progress.advance(1)
             so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
             report_outcome(jobs, i, done_here[i], so_far)
+        begun += len(waiting)
+        common.show_until(progress, count_ended, begun)
         for others in common.gather(done_here):
             outcomes |= others
         for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
@@ -313,7 +321,7 @@ def load(folder):
     note = read_json(folder / "run.json")
     run = note | read_json(folder / "metrics.json")
     with result(folder / "run.json"):
-        check_types(note, ["hardware"], str)
+        value_at(note, str, "hardware")
     with result(folder / "metrics.json"):
         check_metrics(run)
     with result(folder / "log.csv") as path:
@@ -327,41 +335,62 @@ def load(folder):
 
 
 def check_metrics(metrics):
-    """Read all that sections read of metrics.json. KeyError, TypeError, ValueError: it is not
-    there."""
+    """Read all that sections read of metrics.json. ValueError: a figure is not there, or is none."""
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
-            report_cells([metrics[phase][candidate_set]])
-    cell([metrics], "feasibility_auroc")
-    check_types(metrics, ["threshold", "best_epoch"], (int, float))
-    for candidate_set in experiment.CANDIDATE_SETS:
-        cell([metrics], "candidates", "val", candidate_set)
-        cell([metrics], "candidates", "test", candidate_set)
-    curve = metrics["threshold_curve"]
-    np.array([curve["threshold"], curve["auc"], curve["removed"]], float)  # of one length
-    check_types(metrics["versions"], VERSIONS, str)
-    check_types(metrics["settings"], ["model"], str)
-    check_types(metrics, ["truth"], str)
+            for protocol in PROTOCOLS:
+                for key in ALL_COLUMNS.values():
+                    number(metrics, phase, candidate_set, protocol, key)
+    number(metrics, "feasibility_auroc")
+    value_at(metrics, (int, float), "threshold")
+    value_at(metrics, int, "best_epoch")
+    for phase in ("val", "test"):
+        for candidate_set in experiment.CANDIDATE_SETS:
+            value_at(metrics, int, "candidates", phase, candidate_set)
+    thresholds = value_at(metrics, list, "threshold_curve", "threshold")
+    for name in ("threshold", "auc", "removed"):
+        row = value_at(metrics, list, "threshold_curve", name)
+        if len(row) != len(thresholds):
+            raise ValueError(f"threshold_curve: {len(row)} {name}, {len(thresholds)} threshold")
+        for place in range(len(row)):
+            number(metrics, "threshold_curve", name, place)
+    for name in VERSIONS:
+        value_at(metrics, str, "versions", name)
+    value_at(metrics, str, "truth")
+    if value_at(metrics, str, "settings", "model") == "tmn":
+        value_at(metrics, int, "settings", "negatives")
 
 
-def check_types(held, names, kind):
-    """KeyError, TypeError: there is nothing of this kind under these names."""
-    for name in names:
-        if not isinstance(held[name], kind):
-            raise TypeError(f"{name} is a {type(held[name]).__name__}")
+def value_at(held, kinds, *path):
+    """What is at a path of keys. ValueError names the path where there is nothing of these
+    kinds."""
+    value = held
+    where = ", ".join(map(str, path))
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        raise ValueError(f"it has no {where}") from None
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"its {where} is a {type(value).__name__}")
+    return value
+
+
+def number(held, *path):
+    """The number at a path of keys; null, as figures that do not exist are written, is nan.
+    ValueError: there is none.
+
+    >>> number({"a": [1, None]}, "a", 0), number({"a": [1, None]}, "a", 1)
+    (1.0, nan)
+    """
+    value = value_at(held, (Real, type(None)), *path)
+    return math.nan if value is None else float(value)
 
 
 def read_log(path):
     """log.csv as arrays (epochs,) by name. KeyError, TypeError, ValueError: it is none."""
-    rows = read_table(path)
+    rows = experiment.read_rows(path)
     return {name: np.array([float(row[name]) for row in rows]) for name in LOG}
-
-
-def read_table(path):
-    """The rows of a .csv that a run wrote, dictionaries. ValueError: it is cut off."""
-    if not path.read_bytes().endswith(b"\n"):
-        raise ValueError("its last line is cut off")
-    return experiment.read_rows(path)
 
 
 def model_of(run, device="cpu"):
@@ -417,7 +446,7 @@ def cell(runs, *path):
     >>> cell([{"a": 1.0}, {"a": 3.0}], "a")
     {'mean': 2.0, 'std': 1.0, 'seeds': 2}
     """
-    values = np.array([functools.reduce(operator.getitem, path, run) for run in runs], float)
+    values = np.array([number(run, *path) for run in runs])
     return dict(mean=float(values.mean()), std=float(values.std()), seeds=len(values))
 
 
@@ -577,7 +606,7 @@ def areas_of(results, rows):
     """{label: test AUC (exact), first seed} of {label: (run, candidate set)}."""
     areas = {}
     for label, (run, candidate_set) in rows.items():
-        areas[label] = results.first(run)["test"][candidate_set]["exact"]["auc"]
+        areas[label] = number(results.first(run), "test", candidate_set, "exact", "auc")
     return areas
 
 
@@ -607,7 +636,7 @@ def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
     with result(run["folder"] / "predictions.csv") as path:
-        rows = read_table(path)
+        rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
@@ -918,7 +947,7 @@ def draw_threshold(results, cells, path):
         removed = 100 * np.array(curve["removed"])
         axes[0].plot(curve["threshold"], auc, color=RED, **style)
         axes[1].plot(curve["threshold"], removed, color=GREEN, **style)
-    unmasked = 100 * runs[0]["validation"]["open"]["exact"]["auc"]
+    unmasked = 100 * number(runs[0], "validation", "open", "exact", "auc")
     axes[0].axhline(unmasked, color=BLACK, linestyle=":", label="no mask")
     for ax in axes:
         ax.axvline(runs[0]["threshold"], color=BLUE, linestyle="--", label="threshold chosen")
@@ -1175,6 +1204,11 @@ def candidate_sizes(results):
 def findings(results, cells):
     """Sentences on the paper's claims, each from the numbers of the sections made."""
     sentences = []
+    phases = phases_without_auc(results)
+    if phases:
+        sentences.append(f"No image of seen or none of unseen compositions in {phases}: no AUC, "
+                         "and nothing found that rests on it.")
+        cells = {name: cells[name] for name in cells if name == "training"}
     if "table1" in cells:
         sentences += find_drops(cells["table1"])
         sentences += find_leaders(cells["table1"])
@@ -1188,6 +1222,17 @@ def findings(results, cells):
         negatives = results.first("tmn")["settings"]["negatives"]
         sentences.append(f"TMN had {negatives} negatives an image (published: 600).")
     return sentences
+
+
+def phases_without_auc(results):
+    """The phases whose images give no AUC, in words; "" where both do."""
+    of_seeds = next(iter(results.runs.values()))
+    run = next(iter(of_seeds.values()))  # all runs are of the same images
+    phases = []
+    for phase in ("validation", "test"):
+        if math.isnan(number(run, phase, "open", "exact", "auc")):
+            phases.append(phase)
+    return " and ".join(phases)
 
 
 def auc_of(rows, label):

@@ -324,7 +324,7 @@ def test_main_trains_and_reports(name, tiny, tmp_path, capsys):
     lines = (tmp_path / "a/feasibility.csv").read_text().splitlines()
     known = tmp_path / "known.csv"
     rows = [line.rsplit(",", 1)[0] + f",{-i / 100:.6f}" for i, line in enumerate(lines[1:])]
-    known.write_text("\n".join([lines[0], *rows]))
+    known.write_text("\n".join([lines[0], *rows, ""]))
     baselines.main([*options, "--out", str(tmp_path / "b"), "--feasibility", str(known)])
     assert (
         tmp_path / "b/feasibility.csv"
@@ -332,7 +332,7 @@ def test_main_trains_and_reports(name, tiny, tmp_path, capsys):
     assert (tmp_path / "a/log.csv").read_text().split(",")[1] == (
         tmp_path / "b/log.csv"
     ).read_text().split(",")[1]
-    known.write_text("\n".join(lines[:-1]))
+    known.write_text("\n".join([*lines[:-1], ""]))
     with pytest.raises(SystemExit) as stop:
         baselines.main([*options, "--out", str(tmp_path / "c"), "--feasibility", str(known)])
     assert stop.value.code == 2 and "wet" in capsys.readouterr().err

@@ -838,6 +838,20 @@ def test_a_zero_byte_is_damage_with_its_line(tmp_path):
     assert "images.csv is damaged: 1 zero byte, the first in line 2, " in problems[0]
 
 
+def test_a_table_cut_within_its_last_row_is_reported(tmp_path):
+    """At whatever byte; where it ends with a row it is a whole, shorter table."""
+    rows = [f"{phase}{n}.jpg,{pair},{phase}\n" for n, pair in enumerate(("wet,dog", "dry,cat"))
+            for phase in data.PHASES]
+    text = "image,state,object,split\n" + "".join(rows)
+    for end in range(len(text) - len(rows[-1]), len(text) + 1):
+        (tmp_path / "images.csv").write_text(text[:end])
+        _, problems = data.read(tmp_path)
+        left = text[:end].splitlines()[-1]
+        is_whole = f"{left}\n" in rows
+        assert bool(problems) != is_whole, (left, problems)
+        assert all("images.csv" in problem for problem in problems)
+
+
 def test_numpy_texts_and_numbers_in_metadata(tmp_path):
     folder = publish(tmp_path / "x")
     lists = {phase: [pair.replace("old", "7") for pair in pairs] for phase, pairs in LISTS.items()}

@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -1280,3 +1281,25 @@ def test_scores_beside_are_named_with_what_keeps_their_checksum(saved):
     np.save(folder / "scores.npy", scores[None])
     with pytest.raises(ValueError, match=r"scores.npy holds scores of shape \(1, "):
         module.load([folder / "scores.npz"])
+
+
+def test_a_checksum_is_compared_with_named_scores_of_its_folder_alone(saved, tmp_path):
+    """A flipped bit in scores.npy is found whether or not the file is named; scores of another
+    folder may be others."""
+    folder, arrays = saved
+    scores = arrays.pop("scores")
+    checksum = zlib.crc32(scores)
+    np.save(folder / "scores.npy", scores)
+    np.savez(folder / "rest.npz", **arrays, scores_crc32=checksum)
+    named = [folder / "scores.npy", folder / "rest.npz"]
+    assert np.array_equal(module.load(named)[0], scores)
+    content = bytearray((folder / "scores.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "scores.npy").write_bytes(content)
+    for files in (named, named[::-1], named[1:]):
+        with pytest.raises(ValueError, match="scores.npy is damaged, or of another run than"):
+            module.load(files)
+    other = tmp_path / "other/scores.npy"
+    other.parent.mkdir()
+    (folder / "scores.npy").rename(other)
+    assert len(module.load([other, folder / "rest.npz"])[0]) == len(scores)

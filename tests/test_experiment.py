@@ -3,6 +3,7 @@ built-in dataset."""
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -772,7 +773,16 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
         assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
     changes = [{part: None} for part in experiment.BEST]
     changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
-                dict(seen=torch.ones(3, 3)), dict(settings={})]
+                dict(seen=torch.ones(3, 3)), dict(settings={}),
+                dict(states=[[], *best["states"][1:]]), dict(seen=best["seen"].long()),
+                dict(feasibility=best["feasibility"].flatten()), dict(closed=best["closed"] / 1),
+                dict(feasibility=best["feasibility"].long()), dict(threshold=math.nan),
+                dict(bias=best["bias"] | dict(open=math.nan))]
+    for name in best["config"]:  # one that is left out would be the constructor's own default
+        changes.append(dict(config={key: best["config"][key] for key in best["config"].keys()
+                                    - {name}}))
+    for name, weight in best["weights"].items():
+        changes.append(dict(weights=best["weights"] | {name: weight * math.nan}))
     for change in changes:
         torch.save(best | change, out / "best.pt")
         with pytest.raises(ValueError, match="best.pt"):
@@ -795,7 +805,8 @@ def test_metrics_that_are_none(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("content", [
     b"", b"\xff\xfe", b"<!DOCTYPE html>\n", b"state,object,feasibility\nold,cat\n", b"state\n",
-    b"state,object,feasibility\nold,cat,high\n", b"state,object,feasibility\nold,cat,nan\n", None])
+    b"state,object,feasibility\nold,cat,0.5", b"state,object,feasibility\nold,cat,high\n",
+    b"state,object,feasibility\nold,cat,nan\n", None])
 def test_a_feasibility_that_is_none(tmp_path, content):
     path = tmp_path / "feasibility.csv"
     if content is None:
@@ -897,9 +908,11 @@ def test_a_flipped_bit_of_scores_is_found(toy, tmp_path):
         broken = bytearray(whole)
         broken[place] ^= 1
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match="scores.npy is damaged"):
-            evaluate.load([out / "scores_open.npz"])
-    evaluate.load([out / "scores_open.npz", path])  # scores that are named may be any
+        for named in ([], [path]):
+            with pytest.raises(ValueError, match="scores.npy is damaged"):
+                evaluate.load([out / "scores_open.npz", *named])
+    path.rename(tmp_path / "scores.npy")  # scores of another folder may be any
+    evaluate.load([out / "scores_open.npz", tmp_path / "scores.npy"])
 
 
 @pytest.mark.parametrize("name", ["last.pt", "predictions.csv", "compositions.csv", "curves.npz",

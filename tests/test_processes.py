@@ -162,6 +162,14 @@ def test_parts_of_two_processes(done, part):
     said_by(done, part)
 
 
+@pytest.mark.parametrize("part, shown", [
+    ("waiting", "(?m)^all 2 seeds 3/4, .* epochs/s, [0-9]+ s left$"),
+    ("waiting_for_runs", "(?m)^runs 1/2, [0-9]+ s left$"),
+    ("broken_photos", "(?m)^extracting (8|9|10|11)/12, .* left, 2 cannot be read$")])
+def test_who_waits_for_the_other_shows_how_far_both_are(done, part, shown):
+    assert re.search(shown, said_by(done, part)), said_by(done, part)
+
+
 def test_two_processes_share_the_images(done):
     said_by(done, "extraction")
     dataset = make_dataset(done / "photos", 12)
@@ -207,7 +215,9 @@ def done(toy, tmp_path_factory):
     listed = [(name, script, list(map(str, arguments)))
               for name, (script, *arguments) in commands.items()]
     make_dataset(folder / "photos", 12)
-    (folder / "photos/cheap.pth").write_text("2")
+    make_dataset(folder / "broken", 12)
+    for name in ("photos", "broken"):
+        (folder / name / "cheap.pth").write_text("2")
     _, _, error = finish(start(HERE / "two_processes.py", json.dumps(listed), folder=folder))
     (folder / "stderr.txt").write_text(error)
     return folder

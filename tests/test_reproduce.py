@@ -358,6 +358,14 @@ def damages(path):
                 is_unknown = name == "feasibility_auroc" and other is None
                 if not is_right and not is_unknown:
                     yield json.dumps(held | {name: other}).encode()
+        if "threshold_curve" in held:
+            for name in ("threshold", "auc", "removed"):
+                row = held["threshold_curve"][name]
+                for other in (row[:-1], ["0.5", *row[1:]], [[], *row[1:]]):
+                    curve = held["threshold_curve"] | {name: other}
+                    yield json.dumps(held | dict(threshold_curve=curve)).encode()
+            for other in ("2", True, 2.5):
+                yield json.dumps(held | dict(best_epoch=other)).encode()
     if path.suffix == ".csv":
         first_lines = b"".join(whole.splitlines(keepends=True)[:2])
         yield from (first_lines, b"a,b\n1,2\n")
@@ -408,6 +416,81 @@ def test_damaged_results_are_named_with_what_to_do(finished, tmp_path):
         path.unlink()
         (tmp_path / "kept").rename(path)
         use(folder)
+
+
+def leaves(value, path=()):
+    """The paths of keys to all that is no dict."""
+    if not isinstance(value, dict):
+        return [path]
+    return [found for key, child in value.items() for found in leaves(child, (*path, key))]
+
+
+@pytest.mark.parametrize("model", ["compcos", "tmn"])
+def test_what_a_damaged_metrics_file_lacks_is_named(finished, model):
+    """Every key that the sections read, of the wrong type or not there; no other is asked for."""
+    whole = json.loads((finished[0] / "metrics.json").read_text())
+    whole["settings"] |= dict(model=model, negatives=50)
+    named = set()
+    for path in leaves(whole):
+        for damage in ("lacking", "wrong"):
+            held = json.loads(json.dumps(whole))
+            inner = held
+            for key in path[:-1]:
+                inner = inner[key]
+            del inner[path[-1]]
+            if damage == "wrong":
+                inner[path[-1]] = {}
+            try:
+                reproduce.check_metrics(held)
+            except ValueError as error:
+                assert ", ".join(path) in str(error), (path, error)
+                named.add((path, damage))
+    read = {path for path, _ in named}
+    assert len(named) == 2 * len(read)
+    assert (("settings", "negatives") in read) == (model == "tmn")
+    assert ("open_auc_interval",) not in read
+    for path in (("test", "open_masked", "published", "auc"), ("versions", "torch"), ("truth",),
+                 ("candidates", "val", "open"), ("threshold_curve", "auc"), ("best_epoch",)):
+        assert path in read
+
+
+def test_a_tmn_without_negatives_is_named_by_the_command(toy, tmp_path, trained, capsys):
+    options = ["--only", "training", "--seeds", 0, "--out", tmp_path / "out"]
+    run(toy, *options)
+    path = tmp_path / "out/runs/tmn/seed0/metrics.json"
+    metrics = json.loads(path.read_text())
+    del metrics["settings"]["negatives"]
+    path.write_text(json.dumps(metrics))
+    capsys.readouterr()
+    trained.clear()
+    with pytest.raises(SystemExit) as stop:
+        run(toy, *options)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and not trained
+    assert error.startswith(f"error: {path} is damaged (ValueError: it has no settings, negatives)")
+    assert f"remove {path}" in error
+    path.unlink()
+    run(toy, *options)  # from last.pt
+    assert "negatives an image" in (tmp_path / "out/report.md").read_text() and not trained
+
+
+def test_without_unseen_images_the_report_says_so(tmp_path):
+    """AUC and what rests on it are not there: no traceback, no claim."""
+    folder = make(tmp_path / "toy", images=False)
+    with open(folder / "images.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    seen = {tuple(row[1:3]) for row in rows if row[3] == "train"}
+    rows = rows[:1] + [row for row in rows[1:] if tuple(row[1:3]) in seen]
+    with open(folder / "images.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    options = ["--only", "table1", "curves", "masking", "threshold", "strong", "--seeds", 0]
+    out, report = run(folder, *options)
+    assert report["curves"]["CompCos"] is None
+    text = (out / "report.md").read_text()
+    found = text.split("## Findings")[1].split("## Table 1")[0]
+    assert "No image of seen or none of unseen compositions in validation and test" in found
+    assert "nan" not in found and "lead" not in found
+    assert (out / "strong.png").exists() and (out / "threshold.png").exists()
 
 
 def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, trained, capsys):

@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -151,6 +153,49 @@ def progress():
     assert job.line(job.start + 3) == "all 3 seeds 6/6, 2 epochs/s, 0 s left"
 
 
+def waiting():
+    """The first process shows how far all are while the other one still works."""
+    job = common.Progress("all 2 seeds", 4, "epochs", together=True)
+
+    def work(seed):
+        for _ in range(2):
+            time.sleep(seed)
+            job.advance(1)
+
+    with patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints():
+        list(common.spread([0, 1], work, job))
+
+
+def waiting_for_runs():
+    """As `waiting`, of runs: the first process does what is there for it, and the other one is
+    slow."""
+    jobs = [reproduce.Job("full", seed, Path("nowhere"), None, [], {}) for seed in range(2)]
+
+    def attempt(job):
+        time.sleep(2 * RANK + 0.2)
+        return "trained", False
+
+    with (patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints(),
+          patch.object(reproduce, "attempt", attempt), patch.object(reproduce, "load", str)):
+        reproduce.train_missing(jobs)
+
+
+def broken_photos(folder):
+    """What cannot be read is counted of both, also while the first one waits."""
+    dataset = test_features.make_dataset(folder, 12)
+    for number in range(2):  # one of each share
+        (folder / f"images/red_shoe/{number}.png").write_bytes(b"")
+
+    def network(batch):
+        time.sleep(RANK / 4)
+        return test_features.mean_colour(batch)
+
+    with (patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints(),
+          patch.object(features, "load_backbone", lambda weights: network)):
+        features.load_features(dataset, weights=folder / "cheap.pth", device="cpu", batch_size=1,
+                               skip_broken=True)
+
+
 def unshared_folder():
     """A folder that only the first process sees is named: of results, and of cached features."""
     dataset = test_features.make_dataset(Path("photos").resolve(), 12)
@@ -190,10 +235,13 @@ if __name__ == "__main__":
     do("one_model", one_model)
     do("turns", turns)
     do("progress", progress)
+    do("waiting", waiting)
+    do("waiting_for_runs", waiting_for_runs)
     do("unshared", unshared_folder)
     for name, script, arguments in json.loads(sys.argv[1]):
         do(name, MAIN[script], arguments)
     warnings.simplefilter("ignore")  # so small a benchmark has no image of some compositions
     benchmark.ON_CPU = benchmark.Sizes(8, 200, 1, 20, 30, 8, 2)
     do("benchmark", benchmark.time_processes, 1)
+    do("broken_photos", broken_photos, Path("broken"))
     do("extraction", extraction, Path("photos"))
