@@ -289,11 +289,11 @@ def attempt(job):
         return f"failed ({why[0]}), see {log_file(job)}", True
 
 
-def report_outcome(jobs, number, outcome, so_far=""):
+def report_outcome(jobs, i, outcome, so_far=""):
     """A line on what `attempt` gave, and on how much has been done so far."""
     done, has_failed = outcome
-    job = jobs[number]
-    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
+    job = jobs[i]
+    print(f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
           flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
@@ -335,7 +335,7 @@ def load(folder):
 
 
 def check_metrics(metrics):
-    """Read all that sections read of metrics.json. ValueError: a figure is not there, or is none."""
+    """Read all that sections read of metrics.json. ValueError: a figure is missing, or is none."""
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
             for protocol in PROTOCOLS:
@@ -361,10 +361,9 @@ def check_metrics(metrics):
         value_at(metrics, int, "settings", "negatives")
 
 
-def value_at(held, kinds, *path):
-    """What is at a path of keys. ValueError names the path where there is nothing of these
-    kinds."""
-    value = held
+def value_at(content, kinds, *path):
+    """What is at a path of keys. ValueError names a path without a value of these kinds."""
+    value = content
     where = ", ".join(map(str, path))
     try:
         for key in path:
@@ -376,14 +375,14 @@ def value_at(held, kinds, *path):
     return value
 
 
-def number(held, *path):
+def number(content, *path):
     """The number at a path of keys; null, as figures that do not exist are written, is nan.
     ValueError: there is none.
 
     >>> number({"a": [1, None]}, "a", 0), number({"a": [1, None]}, "a", 1)
     (1.0, nan)
     """
-    value = value_at(held, (Real, type(None)), *path)
+    value = value_at(content, (Real, type(None)), *path)
     return math.nan if value is None else float(value)
 
 
@@ -1226,8 +1225,7 @@ def findings(results, cells):
 
 def phases_without_auc(results):
     """The phases whose images give no AUC, in words; "" where both do."""
-    of_seeds = next(iter(results.runs.values()))
-    run = next(iter(of_seeds.values()))  # all runs are of the same images
+    run = results.first(next(iter(results.runs)))  # all runs are of the same images
     phases = []
     for phase in ("validation", "test"):
         if math.isnan(number(run, phase, "open", "exact", "auc")):
