@@ -594,6 +594,7 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
                            std=deviations)
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
+    print(LEGEND)
     print(f"written to {out}")
     run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
     print("\n".join(next_steps(dataset, settings, run)))
@@ -761,6 +762,11 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False, ma
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
+LEGEND = """\
+S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under \
+their curve, as the bias on unseen grows; Sta, Obj: accuracy of the state, of the object
+closed: the answers are what training or test shows; open: all; fixed bias: chosen on \
+validation, before the test"""
 COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy",
                Obj="object_accuracy")
 
@@ -772,13 +778,16 @@ def table(metrics, title, deviations=None):
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
     for candidates in CANDIDATE_SETS:
         size = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
+        if candidates == "open_masked" and metrics["threshold"] <= -1:
+            lines.append(f"{size:<22}as open: no mask")
+            continue
         for protocol, report in metrics["test"][candidates].items():
             spread = deviations["test"][candidates][protocol] if deviations else None
             keys = FIXED if protocol == "fixed_bias" else COLUMNS
             cells = table_cells(report, keys, width, spread)
             lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
-    lines += table_notes(metrics)
+    lines += table_notes(metrics, of_seeds=deviations is not None)
     return "\n".join(lines)
 
 
@@ -795,31 +804,37 @@ def table_cells(report, keys, width, spread):
     return cells
 
 
-def table_notes(metrics):
-    """What stands under the table."""
+def table_notes(metrics, of_seeds=False):
+    """What stands under the table; `of_seeds`, a mean, has no τ of its own."""
     basis = metrics["mask_basis"]
-    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, "
-             "area under their curve, as the bias on unseen grows"]
-    if metrics["threshold"] <= -1:
+    lines = []
+    if of_seeds:
+        lines.append("hard mask: as said of each seed above")
+    elif metrics["threshold"] <= -1:
         why = "no threshold gains enough on validation"
         needed = math.ceil(1 / HIDDEN_SHARE) - 1  # as in `greatest_threshold`
-        if basis["unseen_val"] < needed:
-            why = (f"validation has {basis['unseen_val']:.0f} unseen compositions, and {needed} "
-                   "are needed")
-        lines.append(f"hard mask: none, since {why} (--mask published masks all the same)")
+        if metrics["settings"]["mask"] == "published":
+            why = "no threshold gains anything on validation"
+        elif basis["unseen_val"] < needed:
+            why = (f"validation has {basis['unseen_val']:.0f} of the {needed} unseen compositions "
+                   "needed")
+        lines.append(f"hard mask: none, since {why}")
+        if metrics["settings"]["mask"] == "justified":
+            lines[-1] += " (--mask published masks all the same)"
     else:
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
                      f"fixed bias; it rests on {basis['unseen_val']:.0f} unseen compositions and "
                      f"hides {basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
-    for phase in ("val", "test"):
+    few = []
+    for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]
         if 0 < count < FEW_COMPOSITIONS:
-            what = "best epoch, bias and τ rest"
-            if phase == "test":
-                what = "the test figures of the unseen rest"
-            lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
+            few.append(f"{count:.0f} for {what}")
+    if few:
+        lines.append(f"note: few unseen compositions: {', '.join(few)}")
     interval = metrics.get("open_auc_interval")
-    if interval is not None and math.isfinite(interval[0]):
+    several = basis["unseen_test"] > 1  # of one alone all resamples are alike
+    if several and interval is not None and math.isfinite(interval[0]):
         low, high = interval
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")

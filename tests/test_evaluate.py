@@ -713,6 +713,17 @@ def test_script_reads_memory_mapped_scores_and_names_what_is_wrong(saved, capsys
         )
 
 
+def test_script_refuses_two_systems_in_the_place_of_one(saved, capsys):
+    folder, arrays = saved
+    for name in ("a.npz", "b.npz"):
+        np.savez(folder / name, **arrays)
+    with pytest.raises(SystemExit):
+        module.main([str(folder / "a.npz"), str(folder / "b.npz")])
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "b.npz holds scores, target" in error
+    assert "--against" in error
+
+
 def test_script_says_what_does_not_exist_and_has_null_for_it(tmp_path):
     np.savez(tmp_path / "s.npz", scores=np.eye(2), target=np.array([0, 0]), seen=SEEN)
     command = [sys.executable, module.__file__, str(tmp_path / "s.npz"), "--json"]

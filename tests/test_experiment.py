@@ -978,3 +978,40 @@ def test_a_signal_into_the_last_save_waits_for_it(toy, tmp_path, monkeypatch, ca
     assert f"epoch 4 is kept in {out / 'last.pt'}" in capsys.readouterr().err
     run("--dataset", toy, "--out", out, "--resume")
     assert (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+
+
+# ---- what is printed ----
+
+
+def printed_table(threshold, unseen_val, deviations=None, mask="justified", unseen_test=30):
+    """The table of made-up metrics with this τ."""
+    report = dict.fromkeys([*experiment.COLUMNS.values(), *experiment.FIXED.values()], 0.5)
+    phases = dict(exact=report, published=report, fixed_bias=report)
+    metrics = dict(
+        candidates=dict(test=dict(closed=5, open=9, open_masked=8)),
+        test=dict.fromkeys(experiment.CANDIDATE_SETS, phases),
+        threshold=threshold,
+        mask_basis=dict(unseen_val=unseen_val, unseen_test=unseen_test, hidden_test=1),
+        open_auc_interval=[0.1, 0.2],
+        feasibility_auroc=float("nan"),
+        settings=dict(mask=mask),
+    )
+    if deviations:
+        deviations = dict(test=metrics["test"])
+    return experiment.table(metrics, "title", deviations)
+
+
+def test_the_table_says_once_what_a_missing_mask_leaves_alone():
+    none = printed_table(-1.0, 7)
+    assert "open_masked (8)       as open: no mask\n" in none and none.count("exact") == 2
+    assert "note: few unseen compositions: 7 for best epoch and bias" in none
+    assert "for the test" not in none and "τ" not in none
+    assert "note:" not in printed_table(-1.0, 20)
+    assert "7 of the 19 unseen compositions needed (--mask published" in none
+    assert "--mask" not in printed_table(-1.0, 7, mask="published")
+    assert "95 % interval" not in printed_table(-1.0, 7, unseen_test=1)
+    assert "(open, exact): 10.0 to 20.0" in printed_table(-1.0, 7, unseen_test=2)
+    masked = printed_table(0.25, 20)
+    assert masked.count("exact") == 3 and "τ = 0.250" in masked
+    # of two seeds, one without a mask (-1), the mean is no τ
+    assert "τ" not in printed_table(-0.375, 20, deviations=True)

@@ -157,7 +157,8 @@ def test_table(run):
     assert title.endswith("(test, %)")
     assert head.split() == ["candidates", "protocol", "S", "U", "HM", "AUC", "Sta", "Obj"]
     keys = "best_seen", "best_unseen", "best_hm", "auc", "state_accuracy", "object_accuracy"
-    for row_number, name in enumerate(("closed", "open", "open_masked")):
+    assert metrics["threshold"] == -1 and lines[6].split()[2:] == ["as", "open:", "no", "mask"]
+    for row_number, name in enumerate(("closed", "open")):
         of_protocols = lines[3 * row_number : 3 * row_number + 3]
         assert of_protocols[0].startswith(f"{name} ({metrics['candidates']['test'][name]}) ")
         for protocol, line in zip(("exact", "published"), of_protocols):
