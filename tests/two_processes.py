@@ -161,7 +161,7 @@ def waiting():
 
     def work(seed):
         for _ in range(2):
-            time.sleep(seed)
+            time.sleep(0.4 * seed)
             job.advance(1)
 
     with patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints():
@@ -174,7 +174,7 @@ def waiting_for_runs():
     jobs = [reproduce.Job("full", seed, Path("nowhere"), None, [], {}) for seed in range(2)]
 
     def attempt(job):
-        time.sleep(2 * RANK + 0.2)
+        time.sleep(RANK + 0.1)
         return "trained", False
 
     with (patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints(),
@@ -189,7 +189,7 @@ def broken_photos(folder):
         (folder / f"images/red_shoe/{number}.png").write_bytes(b"")
 
     def network(batch):
-        time.sleep(RANK / 4)
+        time.sleep(RANK / 8)
         return test_features.mean_colour(batch)
 
     with (patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints(),
@@ -269,6 +269,7 @@ def wrong(script, *arguments):
 
 if __name__ == "__main__":
     evaluate.RESAMPLES = 20
+    common.WAITING_SECONDS = 0.05
     torch.set_num_threads(1)
     do("one_model", one_model)
     do("turns", turns)
