@@ -990,6 +990,7 @@ def load(files):
     paths = [Path(file) for file in files]
     for path in paths:
         found = _read(path)
+        _check_same(arrays, origin, found, path)
         arrays |= found
         origin |= dict.fromkeys(found, path)
     if "scores" not in arrays:
@@ -1010,6 +1011,15 @@ def load(files):
         raise ValueError(f"no array {', '.join(lacking)} in {', '.join(map(str, files))}: scores, "
                          "target and seen are needed")
     return arrays.pop("scores"), arrays.pop("target"), arrays
+
+
+def _check_same(arrays, origin, found, path):
+    """ValueError where a file holds another array of a name than the files before it: of which one
+    the numbers are would depend on their order."""
+    for name, array in found.items():
+        if name in arrays and not np.array_equal(arrays[name], array):
+            raise ValueError(f"{origin[name]} and {path} hold different {name}: give one of them "
+                             "(--against compares two systems)")
 
 
 def _check_scores(path, keeper, scores, checksum):
@@ -1140,6 +1150,8 @@ def write_compositions(sweep, path, average="image"):
 def _write_whole(path, write):
     """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
     if not path.parent.is_dir():
         raise ValueError(f"no folder {path.parent} to write {path.name} into: create it first")
     part = path.with_name(".part." + path.name)  # the ending stays: it says the format

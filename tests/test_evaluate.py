@@ -1303,3 +1303,16 @@ def test_a_checksum_is_compared_with_named_scores_of_its_folder_alone(saved, tmp
     other.parent.mkdir()
     (folder / "scores.npy").rename(other)
     assert len(module.load([other, folder / "rest.npz"])[0]) == len(scores)
+
+
+def test_two_files_that_hold_different_arrays_of_a_name_are_named(saved, tmp_path, capsys):
+    """Which of them counted was a matter of their order; equal ones may stand twice."""
+    folder, arrays = saved
+    np.savez(folder / "same.npz", **arrays)
+    np.savez(folder / "other.npz", **arrays | dict(candidates=~arrays["candidates"]))
+    module.load([folder / "scores.npz", folder / "same.npz"])
+    with pytest.raises(ValueError, match="scores.npz and .*other.npz hold different candidates"):
+        module.load([folder / "scores.npz", folder / "other.npz"])
+    with pytest.raises(SystemExit):
+        module.main([str(folder / "scores.npz"), "--plot", str(folder)])
+    assert capsys.readouterr().err == f"error: {folder} is a folder: name a file to write\n"
