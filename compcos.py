@@ -27,7 +27,7 @@ import data
 import experiment
 import features as image_features
 import train
-from feasibility import feasibility_scores
+from feasibility import MIXES, feasibility_scores
 
 
 NEEDED = dict(  # of a checkpoint's parts, to score as the trained model did
@@ -99,7 +99,8 @@ class CompCos(nn.Module):
             model.load_state_dict(weights)
         except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
-            raise ValueError(f"{path}: its weights do not fit its config ({why})") from None
+            raise ValueError(f"{path}: its weights do not fit its config, or not this "
+                             f"version of the model ({why})") from None
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -332,11 +333,12 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
     a 0-dim tensor.
 
-    cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen (S, O) bool. margin
-    (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where seen; None: only the
-    seen compete. counts (S, O), not in the paper, is added to the logits of the seen: how often
-    each is met in training. mixed, not in the paper: (second target (B,), share (B,)) for images
-    that are mixtures; the truth of each is its target to the share, its second target to 1 - share.
+    Tensors or arrays: cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen
+    (S, O) bool. margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where
+    seen; None: only the seen compete. counts (S, O), not in the paper, is added to the logits of
+    the seen: how often each is met in training. mixed, not in the paper, is two tensors (second
+    target (B,), share (B,)) for images that are mixtures: the truth of each is its target to the
+    share, its second target to 1 - share.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -352,6 +354,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
+    cosines = torch.as_tensor(cosines)
+    target = torch.as_tensor(target, device=cosines.device)
     seen = torch.as_tensor(seen, device=cosines.device)
     logits = scale * (cosines - _full_margin(seen, margin, cosines.dtype))
     if counts is not None:
@@ -499,9 +503,9 @@ class TrainingLoss(nn.Module):
         if not 0 <= mix_images <= 1 or word_rate <= 0 or counts < 0:
             raise ValueError(f"mix_images {mix_images}, word_rate {word_rate}, counts {counts}: "
                              "expected a share of 0 to 1, a number above 0, and one of 0 or more")
-        if world not in ("open", "closed") or mix not in ("mean", "max", "state", "object"):
-            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; mean, max, "
-                             "state or object")
+        if world not in ("open", "closed") or mix not in list(MIXES):
+            raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; one of "
+                             f"{', '.join(MIXES)}")
         self.world = world
         self.scale = scale
         self.margin = margin
@@ -1000,7 +1004,7 @@ def add_options(parser):
     add("--margin", type=float, metavar="α",
         help="greatest factor of the feasibility margins; 0: the paper's α = 0")
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
-    add("--mix", choices=["mean", "max", "state", "object"], help="g of Eq. 5")
+    add("--mix", choices=list(MIXES), help="g of Eq. 5")
     add("--plain-loss", action="store_true",
         help="train by compcos_loss as it stands, not by its fused form")
     add("--patience", type=int, metavar="E",
@@ -1059,7 +1063,11 @@ def main(argv=None):
 
 
 def make_model(prepared, *, plain=False):
-    """A new model on the device, with its training set as the settings say."""
+    """A new model on the device, with its training set as the settings say.
+
+    A setting of your own stands in three places: its default in PUBLISHED, its name here, among
+    those of the model's constructor or of `TrainingLoss`, and its option in `add_options`.
+    """
     settings = prepared.settings
     dataset = prepared.dataset
     config = {key: settings[key] for key in ("hidden", "dropout", "dim", "unit_images", "members")}

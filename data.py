@@ -83,16 +83,21 @@ class Dataset(NamedTuple):
     @property
     def seen(self):
         """(S, O) bool: the training pairs, and whatever else training images show."""
-        seen = np.zeros(len(self.states) * len(self.objects), bool)
-        seen[self.pairs["train"] @ [len(self.objects), 1]] = True
-        seen[self.targets["train"]] = True
-        return seen.reshape(len(self.states), len(self.objects))
+        seen = np.zeros((len(self.states), len(self.objects)), bool)
+        seen[tuple(self.pairs["train"].T)] = True
+        seen.flat[self.targets["train"]] = True
+        return seen
 
     def candidates(self, phase):
         """(S*O,) bool: the closed world of a phase, its own pairs and the seen ones."""
-        allowed = self.seen.ravel()
-        allowed[self.pairs[phase] @ [len(self.objects), 1]] = True
-        return allowed
+        allowed = self.seen
+        allowed[tuple(self.pairs[phase].T)] = True
+        return allowed.ravel()
+
+    @property
+    def every_image(self):
+        """The images of all sets, each once, in the order of PHASES."""
+        return list(dict.fromkeys(itertools.chain(*self.images.values())))
 
     def path(self, image):
         """Where an image lies: under `images/`, or (own data) beside images.csv.
@@ -149,21 +154,20 @@ def locate(name, root="data"):
 def no_named_folder(name, root):
     """What to say where a named dataset is not: what is missing, what to do, and both trees."""
     folder = root / FOLDERS[name]
+    absent = f"no dataset {name!r}: no folder {folder}"
     if name == DRAWN:
-        return f"no dataset {name!r}: no folder {folder}; " \
-               f"`python drawings.py --out {shlex.quote(str(folder))}` draws it"
+        return f"{absent}; `python drawings.py --out {shlex.quote(str(folder))}` draws it"
+    hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
-    else:
-        hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
-    expected = published_tree(FOLDERS[name])
-    expected = [title(root), *("  " + line for line in expected)]
-    return f"no dataset {name!r}: no folder {folder}; {hint}\n{beside(expected, tree(root))}"
+    root = root.resolve()  # `.` has no name to show
+    expected = [f"{root}/", *("  " + line for line in published_tree(FOLDERS[name]))]
+    return f"{absent}; {hint}\n{beside(expected, tree(root))}"
 
 
 def published_tree(folder):
     """The shared layout as lines."""
-    return [title(folder),
+    return [f"{folder}/",
             f"  {SPLIT}/",
             "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
             f"  {METADATA}",
@@ -175,12 +179,10 @@ def tree(folder, most=9):
     if not folder.is_dir():
         return [f"{folder}: no such folder"]
     entries = sorted(folder.iterdir())
-    lines = [title(folder)]
+    lines = [f"{folder}/"]
     for entry in entries[:most]:
-        if entry.is_dir():
-            lines.append(f"  {printable(entry.name)}/")
-        else:
-            lines.append(f"  {printable(entry.name)}")
+        ending = "/" if entry.is_dir() else ""
+        lines.append(f"  {printable(entry.name)}{ending}")
     if len(entries) > most:
         lines.append(f"  and {len(entries) - most:,} more")
     if not entries:
@@ -188,21 +190,12 @@ def tree(folder, most=9):
     return lines
 
 
-def title(folder):
-    """A folder's first line in a tree, `.` by its name."""
-    folder = Path(folder)
-    return f"{folder if folder.name else folder.resolve()}/"
-
-
 def beside(expected, found):
     """Two lists of lines as two columns."""
     expected = ["expected:", *expected]
-    found = ["found:", *found]
     width = max(map(len, expected))
     lines = []
-    for row in range(max(len(expected), len(found))):
-        left = expected[row] if row < len(expected) else ""
-        right = found[row] if row < len(found) else ""
+    for left, right in itertools.zip_longest(expected, ["found:", *found], fillvalue=""):
         lines.append(f"  {left:<{width}}   {right}".rstrip())
     return "\n".join(lines)
 
@@ -243,12 +236,10 @@ def read(folder):
         pairs[phase] = np.stack(np.divmod(indices, max(len(objects), 1)), 1)  # (P, 2)
     images, targets, skipped = members(rows, composition_index, notes, problems)
     feasible = read_feasible(folder, state_index, object_index, problems)
+    name_of_folder = {its_folder: name for name, its_folder in FOLDERS.items()}
     name = folder.resolve().name
-    for known, its_folder in FOLDERS.items():
-        if name == its_folder:
-            name = known
-    dataset = Dataset(name, folder, states, objects, pairs, images, targets, feasible, notes,
-                      skipped)
+    dataset = Dataset(name_of_folder.get(name, name), folder, states, objects, pairs, images,
+                      targets, feasible, notes, skipped)
     notes += oddities(dataset)
     return dataset, problems
 
@@ -286,10 +277,11 @@ def no_layout(folder):
     for name, its_folder in FOLDERS.items():
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
+    folder = folder.resolve()  # `.` has no name to show
     downloaded = [name for name in FOLDERS if name != DRAWN]
     expected = [*published_tree(folder),
                 "or, of own data,",
-                title(folder),
+                f"{folder}/",
                 "  images.csv   (image,state,object,split)",
                 "  images/      (or features.npz)"]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "
@@ -302,11 +294,8 @@ def find_metadata(folder, notes):
     published = folder / METADATA
     if published.exists():
         return published
-    lists = []
-    for file in sorted(folder.glob("*.t7")):
-        problems = []
-        if file.name not in FEATURES and read_metadata(file, problems) and not problems:
-            lists.append(file)
+    others = [file for file in sorted(folder.glob("*.t7")) if file.name not in FEATURES]
+    lists = [file for file in others if read_metadata(file, problems=[])]
     if len(lists) > 1:
         found = some(file.name for file in lists)
         notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
@@ -333,8 +322,6 @@ def read_pairs(file, notes, problems):
     repeated = len(pairs) - len(unique)
     if repeated:
         notes.append(f"{file.name} repeats {count(repeated, 'pair')}: each counts once")
-    if wrong and not pairs:
-        problems.append(f"{file.name} lists no pair")
     return unique
 
 
@@ -424,7 +411,7 @@ def as_text(value):
 
 
 def read_table(folder, notes, problems):
-    """images.csv: phase -> (state, object) of its rows, and rows (image, state, object, set)."""
+    """images.csv: as `read_published`, the lists of pairs from its rows."""
     table = read_csv(folder / "images.csv", problems)
     if table and "split" not in table[0]:
         problems.append(f"images.csv has no column split: `python data.py "
@@ -434,17 +421,16 @@ def read_table(folder, notes, problems):
     wrong = []
     lists = {phase: {} for phase in PHASES}  # dicts as sets that keep the order
     for row in table:
+        pair = row["state"], row["object"]
         phase = SYNONYMS.get(row["split"].lower(), row["split"])
-        state = row["state"]
-        object_ = row["object"]
-        rows.append((row["image"], state, object_, phase))
+        rows.append((row["image"], *pair, phase))
         if phase not in (*PHASES, "NA"):
             wrong.append(f"{row['image']} {phase!r}")
-        elif "NA" not in (state, object_, phase):
-            lists[phase][state, object_] = True
+        elif "NA" not in (*pair, phase):
+            lists[phase][pair] = True
     if wrong:
         problems.append(f"images.csv: split must be train, val or test, found {some(wrong)}")
-    return {phase: list(pairs) for phase, pairs in lists.items()}, rows
+    return lists, rows
 
 
 def read_csv(file, problems):
@@ -469,8 +455,8 @@ def read_csv(file, problems):
     for number, cells in table:
         if not any(cell.strip() for cell in cells):
             continue
-        cells += [""] * (len(columns) - len(cells))
-        row = {column: cell.strip() for column, cell in zip(columns, cells) if column}
+        filled = itertools.zip_longest(columns, cells, fillvalue="")
+        row = {column: cell.strip() for column, cell in filled if column}
         for primitive in ("state", "object"):
             row[primitive] = clean(row.get(primitive, ""))
         rows.append(row)
@@ -596,9 +582,8 @@ def oddities(dataset):
     """
     if not all(len(target) for target in dataset.targets.values()):
         return []
-    trained = np.zeros(len(dataset.states) * len(dataset.objects), bool)
-    trained[dataset.targets["train"]] = True
-    trained = trained.reshape(len(dataset.states), len(dataset.objects))  # (S, O)
+    trained = np.zeros((len(dataset.states), len(dataset.objects)), bool)
+    trained.flat[dataset.targets["train"]] = True
     notes = training_notes(dataset, trained)
     notes += primitive_notes(dataset, "state", dataset.states, trained.any(1))
     notes += primitive_notes(dataset, "object", dataset.objects, trained.any(0))
@@ -664,7 +649,7 @@ def world_notes(dataset, phase):
 
 
 def repetition_notes(dataset, phase):
-    """Images with several compositions in one set, of which one answer can meet one; rows twice."""
+    """Notes on images with several compositions in one set, and on rows that repeat one."""
     rows = Counter(zip(dataset.images[phase], dataset.targets[phase].tolist()))
     compositions = Counter(image for image, _ in rows)
     several = sum(number > 1 for number in compositions.values())
@@ -691,47 +676,42 @@ def missing_files(dataset, features=None):
     a feature file in the folder counts alone, but the cache of an extraction only where the photos
     are gone: otherwise it is brought up to date from them.
     """
-    images = [image for phase in PHASES for image in dataset.images[phase]]
-    paths = {image: dataset.path(image) for image in images}
-    there = {image for image, path in paths.items() if path.exists()}
-    files = [features] if features else feature_files(dataset.folder)
+    images = dataset.every_image
+    there = {image for image in images if dataset.path(image).exists()}
     nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
-    stored = {}
-    problems = []
-    if files:  # the first there is decides
-        try:
-            stored = read_features(files[0], images)
-            problems += not_finite(stored, files[0], set(images))
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
-            if features:
-                return problems
-    rows = set(stored.get("files", ()))
+    without_photo = missing(images, there, nowhere)
+    files = [features] if features else feature_files(dataset.folder)
+    if not files:
+        return without_photo
+    try:
+        stored = read_features(files[0], images)  # the first there is decides
+    except (ValueError, OSError) as error:
+        return [str(error)] if features else [str(error), *without_photo]
+    problems = not_finite(stored, files[0], set(images))
+    rows = set(stored["files"])
     if features:
         return problems + missing(images, rows, f"not found in {features}")
-    if stored and ("stamps" not in stored or not there):
-        photos = [image for image in images if image in there]
-        return problems + missing(images, rows | there, nowhere) + missing(
-            photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
-            "extracted from the photos")
-    return problems + missing(images, there, nowhere)
+    if "stamps" in stored and there:
+        return problems + without_photo
+    photos = [image for image in images if image in there]
+    return problems + missing(images, rows | there, nowhere) + missing(
+        photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
+        "extracted from the photos")
 
 
 def not_finite(stored, file, images):
-    """A problem with features (N, F) that hold NaN or what float32 cannot, of those images."""
+    """[a problem] that names the images whose stored features are not finite as float32, or []."""
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
-    wrong = []
-    for name, is_good in zip(stored["files"], is_finite):
-        if name in images and not is_good:
-            wrong.append(name)
+    wrong = [stored["files"][row] for row in np.flatnonzero(~is_finite)]
+    wrong = [name for name in wrong if name in images]
     if not wrong:
         return []
     return [f"{file}: features of {count(len(wrong), 'image')} are not finite: {some(wrong)}"]
 
 
 def unreadable_images(dataset):
-    """{image: why} of the photos that cannot be read, of the images that features come from.
+    """{image: why} of the photos that features are to be made of, and that cannot be read.
 
     Each is decoded, as for its features: a truncated one opens well. Those with features in the
     cache of an extraction have been, unless they changed since.
@@ -740,13 +720,8 @@ def unreadable_images(dataset):
     if files and not is_cache(files[0]):
         return {}
     have_been = decoded_images(dataset, files[0]) if files else set()
-    paths = {}
-    for phase in PHASES:
-        for image in dataset.images[phase]:
-            path = dataset.path(image)
-            if image not in have_been and path.exists():
-                paths[image] = path
-    return no_photos(paths)
+    paths = {image: dataset.path(image) for image in dataset.every_image if image not in have_been}
+    return no_photos({image: path for image, path in paths.items() if path.exists()})
 
 
 def no_photos(paths):
@@ -789,7 +764,7 @@ def stamp(path):
 
 
 def missing(images, found, where):
-    """A problem that names those of the images that are not among the found, if there are any."""
+    """[a problem] that names the images that are not among the found; [] if all are."""
     lost = [image for image in images if image not in found]
     if not lost:
         return []
@@ -803,15 +778,9 @@ def no_photo(path):
     try:
         with Image.open(path) as image:
             limit = Image.MAX_IMAGE_PIXELS
-            problem = too_many_pixels(image.size, limit and 2 * limit)
-            if problem:
-                return problem
+            check_pixels(image.size, limit and 2 * limit)
             image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
-            image.load()
-            if image.mode == "F":  # its values decide
-                rgb(image)
-            else:
-                rgb(image.crop((0, 0, 1, 1)))
+            rgb(image)
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
@@ -840,31 +809,26 @@ def rgb(image):
 def unreadable_because(path, error):
     """What to say of a file whose reading as a photo raised an exception."""
     if isinstance(error, UnidentifiedImageError):
-        return not_an_image(path)
+        plugin = PLUGINS.get(Path(path).suffix.lower())
+        if plugin:
+            return f"not an image to Pillow as it is here: `pip install {plugin}`"
+        return "not an image"
     if isinstance(error, Image.DecompressionBombError):
         return f"{error}; --max-pixels N lifts the limit"
     return str(error) or repr(error)
 
 
-def too_many_pixels(size, limit):
-    """What to say of an image of more pixels than the limit (None: no limit), None if it has not.
+def check_pixels(size, limit):
+    """ValueError for an image of more pixels than the limit (None: no limit).
 
     Those count that it has, or that it has once its short side is brought to 256: a strip grows.
     """
     width, height = size
     short, long = sorted(size)
-    if not limit or max(short, 256 * 256 / short) * long <= limit:
-        return None
-    return (f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short side of 256 or "
-            "more; a decompression bomb? --max-pixels N lifts the limit")
-
-
-def not_an_image(path):
-    """What to say of a file that Pillow does not open."""
-    plugin = PLUGINS.get(Path(path).suffix.lower())
-    if plugin:
-        return f"not an image to Pillow as it is here: `pip install {plugin}`"
-    return "not an image"
+    if limit and max(short, 256 * 256 / short) * long > limit:
+        raise ValueError(f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short "
+                         "side of 256 or more; a decompression bomb? --max-pixels N lifts the "
+                         "limit")
 
 
 def unnamed_photos(dataset):
@@ -960,14 +924,16 @@ def check_archive(path):
                 if entry.external_attr & DIRECTORY and not entry.is_dir():
                     damaged = entry.filename
     except Exception as error:  # zip, zlib and struct raise many types for a bad file
-        raise ValueError(f"{path} is damaged ({reason(error)}): make or fetch it again") from error
+        damaged = reason(error)
     if damaged:
         raise ValueError(f"{path} is damaged ({damaged}): make or fetch it again")
 
 
 def raise_if_unread(error):
-    """Raise again what says that a file could not be read, or took too much memory, and not what it
-    holds: an OSError without a file's name is of a place beyond its end."""
+    """Raise again what is no fault of a file's content: a lack of memory, a file that is not read.
+
+    An OSError without a file's name is such a fault: it is of a place beyond the file's end.
+    """
     if isinstance(error, MemoryError) or isinstance(error, OSError) and error.filename is not None:
         raise error
 
@@ -1214,9 +1180,7 @@ def is_worth_a_word(name):
 
 def is_circle(folder, subfolder):
     """Whether a subfolder is a link to a folder that it lies in."""
-    outer = Path(subfolder).resolve()
-    inner = Path(folder).resolve()
-    return outer == inner or outer in inner.parents
+    return Path(folder).resolve().is_relative_to(Path(subfolder).resolve())
 
 
 def what_stayed_out(photos, left_out):
@@ -1322,19 +1286,14 @@ def some(names, most=5):
     return text
 
 
-def printable(text):
-    """Text without what could steer a terminal.
+def some_with_reasons(reasons, most=5):
+    """The first few of {name: why}, and how many more."""
+    return some([f"{name} ({why})" for name, why in reasons.items()], most)
 
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    characters = []
-    for character in text:
-        if character.isprintable():
-            characters.append(character)
-        else:
-            characters.append(repr(character)[1:-1])
-    return "".join(characters)
+
+def printable(text):
+    """Text on one line, without what could steer a terminal."""
+    return common.printable(text).replace("\n", "\\n")
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -1347,8 +1306,7 @@ def report(dataset, problems):
     for note in dataset.notes:
         print(f"note: {printable(note)}")
     for problem in problems:
-        lines = [printable(line) for line in problem.split("\n")]
-        print("problem:", "\n".join(lines))
+        print("problem:", common.printable(problem))
 
 
 def print_counts(dataset):
@@ -1427,9 +1385,8 @@ def main(argv=None):
         unreadable = {} if options.features else unreadable_images(dataset)
         if unreadable:
             more = " --skip-broken"
-            listed = [f"{image} ({why})" for image, why in unreadable.items()]
-            dataset.notes.append(f"{count(len(listed), 'image')} that cannot be read, which "
-                                 f"--skip-broken leaves out: {some(listed)}")
+            dataset.notes.append(f"{count(len(unreadable), 'image')} that cannot be read, which "
+                                 f"--skip-broken leaves out: {some_with_reasons(unreadable)}")
             for phase in PHASES:
                 if dataset.images[phase] and unreadable.keys() >= set(dataset.images[phase]):
                     problems.append(f"no image of the set {phase!r} can be read")

@@ -983,14 +983,19 @@ def load(files):
 
     A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
     scores, a `scores.npy` beside one of them is read. Named or not, it is compared with the
-    checksum that a file beside it keeps of it. ValueError: what is missing or damaged.
+    checksum that a file beside it keeps of it. ValueError: what is missing, damaged or named
+    twice.
     """
     arrays = {}
     origin = {}  # name of an array -> the file that it is of
     paths = [Path(file) for file in files]
     for path in paths:
         found = _read(path)
-        _check_same(arrays, origin, found, path)
+        twice = [name for name in found if name in arrays]
+        if twice:
+            raise ValueError(f"{path} holds {', '.join(twice)}, and so does a file named before "
+                             "it: the files are parts of one system; a second system's stand "
+                             "after --against")
         arrays |= found
         origin |= dict.fromkeys(found, path)
     if "scores" not in arrays:
@@ -1011,15 +1016,6 @@ def load(files):
         raise ValueError(f"no array {', '.join(lacking)} in {', '.join(map(str, files))}: scores, "
                          "target and seen are needed")
     return arrays.pop("scores"), arrays.pop("target"), arrays
-
-
-def _check_same(arrays, origin, found, path):
-    """ValueError where a file holds another array of a name than the files before it: of which one
-    the numbers are would depend on their order."""
-    for name, array in found.items():
-        if name in arrays and not np.array_equal(arrays[name], array):
-            raise ValueError(f"{origin[name]} and {path} hold different {name}: give one of them "
-                             "(--against compares two systems)")
 
 
 def _check_scores(path, keeper, scores, checksum):

@@ -1,5 +1,4 @@
-"""One experiment: train, choose τ and the biases on validation, test in three candidate sets, write
-the files.
+"""One experiment: train, choose τ and biases on validation, test in three candidate sets, write.
 
 It has no command line: `python compcos.py` and `python baselines.py` run experiments.
 
@@ -62,8 +61,7 @@ WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GP
 
 
 def greatest_threshold(unseen_feasibility):
-    """The greatest τ that is expected to hide at most 5 % of what can exist; None if there is too
-    little to tell.
+    """The greatest τ expected to hide at most 5 % of what can exist; None: too little to tell.
 
     unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
     k-th smallest of these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal
@@ -78,8 +76,7 @@ def greatest_threshold(unseen_feasibility):
 
 
 def expected_loss(n):
-    """The share of its AUC that a mask is expected to lose between n validation compositions and
-    the next ones.
+    """The share of its AUC that a mask is expected to lose, from n compositions to the next ones.
 
     A τ that hides r of the n unseen compositions of validation is expected to hide
     (r + 1) / (n + 1) of the next, by the rank argument of `greatest_threshold`. So of what
@@ -90,8 +87,7 @@ def expected_loss(n):
 
 
 def best_threshold(model, features, target, seen, rho, *, mask="published"):
-    """τ of the hard mask (Eq. 6) by validation AUC (exact), among 50 values between the least and
-    greatest unseen ρ.
+    """τ of the hard mask (Eq. 6): of 50 over the range of unseen ρ, by validation AUC (exact).
 
     mask: "published", the paper's rule, or "justified", in which τ is at most `greatest_threshold`
     and must gain more than `expected_loss`; -1, which hides nothing, where there is no such τ.
@@ -131,8 +127,7 @@ def unseen_shown(target, seen):
 
 
 def decide(kept, bias):
-    """The predicted columns (N,) and their scores (N,) at a bias on the unseen, from what `sweep`
-    kept.
+    """Predicted columns (N,) and their scores (N,) at a bias on the unseen, of what `sweep` kept.
 
     In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
     """
@@ -148,20 +143,11 @@ def both_protocols(swept):
     return {protocol: quiet_report(swept, protocol) for protocol in ("exact", "published")}
 
 
-def quiet_report(swept, protocol="exact"):
-    """A report without the warning that a half has no images."""
+def quiet_report(swept, protocol="exact", **options):
+    """`BiasSweep.report` without the warning that a half has no images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return swept.report(protocol)
-
-
-def auc_interval(swept):
-    """[low, high], the exact AUC's 95 % interval over compositions, as `evaluate.py` resamples
-    them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        report = swept.report(confidence=0.95, unit="composition")
-    return [report["auc_low"], report["auc_high"]]
+        return swept.report(protocol, **options)
 
 
 def occurring(dataset):
@@ -178,8 +164,7 @@ def candidate_sets(dataset, phase, rho, threshold):
 
 
 class Measured(NamedTuple):
-    """What `measure` finds: the metrics of metrics.json, and what the other files are written
-    from."""
+    """What `measure` finds: metrics.json's content, and what the other files are written from."""
 
     metrics: dict
     decided: dict  # candidate set -> (columns (N,), scores (N,)) at the bias fixed on validation
@@ -206,16 +191,16 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     test = {}
     decided = {}
     curves = {}
-    interval = None
-    few = 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS
     tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
     for name, (swept, kept) in tested.items():
         test[name] = both_protocols(swept)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
-        if few and name == "open":
-            interval = auc_interval(swept)
+    interval = None
+    if 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS:
+        report = quiet_report(tested["open"][0], confidence=0.95, unit="composition")
+        interval = [report["auc_low"], report["auc_high"]]
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
@@ -232,8 +217,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
 
 
 def mask_basis(arrays, seen, rho, threshold):
-    """How many unseen compositions τ rests on, how many the test shows, and how many of these τ
-    hides."""
+    """How many unseen compositions τ rests on, the test shows, and of the latter τ hides."""
     unseen_val = unseen_shown(arrays["val"][1], seen)
     unseen_test = unseen_shown(arrays["test"][1], seen)
     hidden = int((rho.ravel()[unseen_test] < threshold).sum())
@@ -265,8 +249,7 @@ def write_predictions(out, dataset, decided):
 
 
 def write_compositions(out, dataset, decided):
-    """compositions.csv: the accuracy of each composition that has test images, at the bias fixed on
-    validation."""
+    """compositions.csv: each tested composition's accuracy, at the bias fixed on validation."""
     names = composition_names(dataset)
     seen = dataset.seen.ravel()
     target = dataset.targets["test"]
@@ -309,7 +292,7 @@ def write_scores(out, dataset, masks):
 
 def write_best(path, model, settings, dataset, rho, metrics):
     """best.pt: all that prediction needs, without the data."""
-    named = dataset.candidates("train") | dataset.candidates("val") | dataset.candidates("test")
+    named = dataset.candidates("val") | dataset.candidates("test")  # both have the seen ones
     contents = dict(
         model=type(model).__name__, config=model.config, weights=model.state_dict(),
         settings=settings, states=dataset.states, objects=dataset.objects,
@@ -348,14 +331,14 @@ def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
     try:
         check_plain(path)
-        held = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
                          "anew") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} holds a {type(held).__name__}, expected a dictionary: remove it, "
-                         "and its run is made anew")
-    return held
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary: remove "
+                         "it, and its run is made anew")
+    return content
 
 
 def versions():
@@ -377,14 +360,16 @@ def memory_explained(device):
         if not common.is_out_of_memory(error):
             raise
         raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; "
-                         "--resume goes on "
-                         f"from the last epoch ({str(error).splitlines()[0][:160]})") from None
+                         "--resume goes on from the last epoch "
+                         f"({str(error).splitlines()[0][:160]})") from None
 
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False,
              job=None):
-    """Train, test and write everything of one seed into the folder `out`; returns what metrics.json
-    holds. Several processes do it together, and the first one writes. job: as `fit` takes it."""
+    """Train and test one seed, write all into the folder `out`; what metrics.json holds.
+
+    Several processes do it together, and the first one writes. job: as `fit` takes it.
+    """
     writes = common.rank() == 0
     out.mkdir(parents=True, exist_ok=True)
     if writes:
@@ -423,8 +408,10 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
 
 
 def write_results(out, model, dataset, settings, rho, measured, metrics):
-    """What a finished run leaves. metrics.json goes before and comes last: where it is, all other
-    files are of the same run. OSError names the file, and says that the training is kept."""
+    """What a finished run leaves. OSError names the file, and says that the training is kept.
+
+    metrics.json goes first and comes last: where it is, all other files are of the same run.
+    """
     try:
         (out / "metrics.json").unlink(missing_ok=True)
         write_predictions(out, dataset, measured.decided)
@@ -440,8 +427,7 @@ def write_results(out, model, dataset, settings, rho, measured, metrics):
 
 
 def earlier_best_epoch(out):
-    """The best epoch of the results in a folder, of which saved scores are; None if it holds
-    none."""
+    """The best epoch of the results in a folder, of which saved scores are; None: no results."""
     try:
         return read_json(out / "metrics.json").get("best_epoch")
     except (OSError, ValueError):
@@ -484,14 +470,17 @@ def scores_file(out, dataset, wanted):
 
 
 def train_model(model, arrays, dataset, *, settings, out, resume, eager, job=None):
-    """`fit`, with validation AUC (exact) in the world the model is trained for; returns the history
-    and what the model chose `after_training`, by validation AUC in the open world."""
+    """`fit`, with validation AUC (exact) in the world the model is trained for.
+
+    Returns the history, and what the model chose `after_training` by validation AUC (open world).
+    """
     open_world = np.ones(dataset.seen.size, bool)
     features, targets = arrays["train"]
     targets = torch.as_tensor(targets, device=features.device)
 
     def validate(world=open_world):
-        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world))["world"]
+        swept, _ = sweep(model, *arrays["val"], dataset.seen, dict(world=world),
+                         primitives=False)["world"]
         return selection(quiet_report(swept))
 
     validate_epoch = validate
@@ -560,12 +549,8 @@ def other_runs(out, seeds):
     if len(seeds) > 1:
         expected = {out / f"seed{seed}" for seed in seeds}
         folders = [out, *(folder for folder in folders if folder not in expected)]
-    return [folder for folder in folders if has_run(folder)]
-
-
-def has_run(folder):
-    """Whether a run, finished or not, is in a folder."""
-    return (folder / "last.pt").exists() or (folder / "best.pt").exists()
+    return [folder for folder in folders
+            if (folder / "last.pt").exists() or (folder / "best.pt").exists()]
 
 
 def remove_other_runs(out, seeds, resume):
@@ -622,6 +607,7 @@ def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
                            std=deviations)
             write_json(out / "metrics.json", summary)
         print(table(means, f"mean ± std of {len(seeds)} seeds", deviations))
+    print(LEGEND)
     print(f"written to {out}")
     run = out if len(seeds) == 1 else out / f"seed{seeds[0]}"
     print("\n".join(next_steps(dataset, settings, run)))
@@ -661,8 +647,7 @@ def describe_model(settings):
 
 
 def combine(results, function):
-    """The metrics of several runs as one nested dict, `function` (mean, std) taken of each number;
-    words stay."""
+    """The metrics of several runs as one, `function` (mean, std) of each number; words stay."""
     first = results[0]
     if isinstance(first, dict):
         combined = {}
@@ -679,8 +664,8 @@ def combine(results, function):
 
 
 def load_best(path, model):
-    """What a best.pt holds, as `write_best` wrote it. ValueError if it is none, or of another model
-    than named."""
+    """What a best.pt holds, as `write_best` wrote it. ValueError: it is none, or of another model.
+    """
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
@@ -733,8 +718,8 @@ def read_rows(path):
 
 
 def read_feasibility(path, states, objects):
-    """(S, O) from the feasibility.csv or best.pt of a CompCos run. ValueError: compositions are
-    missing, or no numbers."""
+    """(S, O) from a CompCos run's feasibility.csv or best.pt. ValueError: without all the numbers.
+    """
     if str(path).endswith(".pt"):
         contents = load_best(path, "CompCos")
         pairs = itertools.product(contents["states"], contents["objects"])
@@ -757,9 +742,9 @@ def read_feasibility(path, states, objects):
 
 
 def features_like(checkpoint, paths, device, weights=None, skip_broken=False, max_pixels=None):
-    """Features (N, F) of image files, made as those of the loaded checkpoint; `weights` if its file
-    has moved.
+    """Features (N, F) of image files, made as those of the loaded checkpoint.
 
+    weights: their file, if it has moved.
     skip_broken: rows of files that cannot be read are NaN. max_pixels: as of `extract`. ValueError:
     other weights than the model's, or features that no backbone here makes.
     """
@@ -769,8 +754,7 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False, ma
                                       skip_broken=skip_broken, max_pixels=max_pixels)
     if not backbone.startswith("ResNet-18"):
         raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
-                         "features, not images, "
-                         "or give --features FILE")
+                         "features, not images, or give --features FILE")
     weights = weights or checkpoint["settings"].get("weights")
     if weights and not Path(weights).is_file():
         raise FileNotFoundError(f"no weights file {weights}: the model was trained on {backbone}; "
@@ -791,31 +775,37 @@ def features_like(checkpoint, paths, device, weights=None, skip_broken=False, ma
 
 
 FIXED = dict(S="seen", U="unseen", HM="hm", Sta="state_accuracy", Obj="object_accuracy")
+LEGEND = """\
+S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under \
+their curve, as the bias on unseen grows; Sta, Obj: accuracy of the state, of the object
+closed: the answers are what training or test shows; open: all; fixed bias: chosen on \
+validation, before the test"""
 COLUMNS = dict(S="best_seen", U="best_unseen", HM="best_hm", AUC="auc", Sta="state_accuracy",
                Obj="object_accuracy")
 
 
 def table(metrics, title, deviations=None):
-    """The test results as text, in percent: for each candidate set both protocols, and the bias
-    fixed on validation."""
+    """The test results as text, in percent: of each candidate set both protocols and fixed bias."""
     width = 14 if deviations else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{title} (test, %)", f"{'candidates':<22}{'protocol':<12}{names}"]
     for candidates in CANDIDATE_SETS:
         size = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
+        if candidates == "open_masked" and metrics["threshold"] <= -1:
+            lines.append(f"{size:<22}as open: no mask")
+            continue
         for protocol, report in metrics["test"][candidates].items():
             spread = deviations["test"][candidates][protocol] if deviations else None
             keys = FIXED if protocol == "fixed_bias" else COLUMNS
             cells = table_cells(report, keys, width, spread)
             lines.append(f"{size:<22}{protocol.replace('_', ' '):<12}{cells}")
             size = ""
-    lines += table_notes(metrics)
+    lines += table_notes(metrics, of_seeds=deviations is not None)
     return "\n".join(lines)
 
 
 def table_cells(report, keys, width, spread):
-    """A line of the table: the report's numbers under COLUMNS, with their deviation if there is
-    one."""
+    """A line of the table: the report's numbers under COLUMNS, each ± its deviation if known."""
     cells = ""
     for name in COLUMNS:
         cell = ""
@@ -827,40 +817,43 @@ def table_cells(report, keys, width, spread):
     return cells
 
 
-def table_notes(metrics):
-    """What stands under the table."""
+def table_notes(metrics, of_seeds=False):
+    """What stands under the table; `of_seeds`, a mean, has no τ of its own."""
     basis = metrics["mask_basis"]
-    lines = ["S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, "
-             "area under their curve, as the bias on unseen grows"]
-    if metrics["threshold"] <= -1:
+    lines = []
+    if of_seeds:
+        lines.append("hard mask: as said of each seed above")
+    elif metrics["threshold"] <= -1:
         why = "no threshold gains enough on validation"
         needed = math.ceil(1 / HIDDEN_SHARE) - 1  # as in `greatest_threshold`
-        if basis["unseen_val"] < needed:
-            why = (f"validation has {basis['unseen_val']:.0f} unseen compositions, and {needed} "
-                   "are needed")
-        lines.append(f"hard mask: none, since {why} (--mask published masks all the same)")
+        if metrics["settings"]["mask"] == "published":
+            why = "no threshold gains anything on validation"
+        elif basis["unseen_val"] < needed:
+            why = (f"validation has {basis['unseen_val']:.0f} of the {needed} unseen compositions "
+                   "needed")
+        lines.append(f"hard mask: none, since {why}")
+        if metrics["settings"]["mask"] == "justified":
+            lines[-1] += " (--mask published masks all the same)"
     else:
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
-                     "fixed bias; it rests on "
-                     f"{basis['unseen_val']:.0f} unseen compositions and hides "
-                     f"{basis['hidden_test']:.0f} of the test's "
-                     f"{basis['unseen_test']:.0f}")
-    for phase in ("val", "test"):
+                     f"fixed bias; it rests on {basis['unseen_val']:.0f} unseen compositions and "
+                     f"hides {basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
+    few = []
+    for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]
         if 0 < count < FEW_COMPOSITIONS:
-            what = "best epoch, bias and τ rest"
-            if phase == "test":
-                what = "the test figures of the unseen rest"
-            lines.append(f"note: {what} on {count:.0f} unseen compositions: few")
+            few.append(f"{count:.0f} for {what}")
+    if few:
+        lines.append(f"note: few unseen compositions: {', '.join(few)}")
     interval = metrics.get("open_auc_interval")
-    if interval is not None and math.isfinite(interval[0]):
+    several = basis["unseen_test"] > 1  # of one alone all resamples are alike
+    if several and interval is not None and math.isfinite(interval[0]):
         low, high = interval
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
-                     "others with AUROC "
-                     f"{metrics['feasibility_auroc']:.3f}")
+                     f"others with AUROC {metrics['feasibility_auroc']:.3f}")
     return lines
 
 
@@ -941,26 +934,24 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
-    obstacles, fetched = image_features.lacking(
-        dataset, file=options.features, weights=options.weights, cache=options.cache,
-        fallback=out.parent, skip_broken=options.skip_broken)
+    places = dict(cache=options.cache, fallback=out.parent)
+    source = dict(file=options.features, weights=options.weights, skip_broken=options.skip_broken)
+    obstacles, fetched = image_features.lacking(dataset, **source, **places)
     obstacles = words.lacking(*sources, root=options.data_root) + obstacles
     if obstacles:  # all at once, before anything is fetched
         raise FileNotFoundError("; ".join(obstacles + fetched))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
     dataset, features, backbone = image_features.load_features(
-        dataset, file=options.features, weights=options.weights, device=device,
-        skip_broken=options.skip_broken, respect_orientation=options.respect_orientation,
-        cache=options.cache, fallback=out.parent, max_pixels=options.max_pixels)
+        dataset, **source, **places, device=device, max_pixels=options.max_pixels,
+        respect_orientation=options.respect_orientation)
     empty = [phase for phase in data.PHASES if not len(dataset.targets[phase])]
     if empty:
         raise ValueError(f"--skip-broken leaves no image in {' and '.join(empty)}")
     for note in dataset.notes:
         print(f"note: {note}")
     steps_to_epochs(chosen, len(dataset.targets["train"]))
-    weights = image_features.weights_behind(dataset, backbone, cache=options.cache,
-                                            fallback=out.parent)
+    weights = image_features.weights_behind(dataset, backbone, **places)
     if options.weights and backbone.startswith("ResNet-18"):
         weights = str(Path(options.weights).resolve())
     images = {phase: len(dataset.targets[phase]) for phase in data.PHASES}
@@ -989,8 +980,8 @@ def choose_settings(options, defaults):
 
 
 def steps_to_epochs(chosen, images):
-    """Put epochs and warm-up where a recipe counts in steps, so that small and large data train
-    alike."""
+    """Put epochs and warm-up where a recipe counts in steps, so that all sizes of data train alike.
+    """
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)

@@ -29,7 +29,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-MIXES = ("mean", "max", "state", "object")  # the paper's g and its ablation
+# g of Eq. 5 by name, of ρ_state and ρ_obj, (S, O) each: the paper's mean, and its ablation. Another
+# g is another line here, whose name `--mix` then takes.
+MIXES = {
+    "mean": lambda of_state, of_object: (of_state + of_object) / 2,
+    "max": np.maximum,
+    "state": lambda of_state, of_object: of_state,
+    "object": lambda of_state, of_object: of_object,
+}
 
 
 def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
@@ -39,8 +46,8 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
     -> (S, O) float64 in [-1, 1].
     ρ_obj(s, o) is the greatest cosine of o to an object seen with s, ρ_state(s, o) that of s to a
     state seen with o, and ρ is their "mean" or "max", or that of the "state" or "object" alone:
-    the paper's g is `mix`. A term without any supporting seen composition is -1. Seen compositions
-    are 1.
+    `mix`, a name in MIXES, is the paper's g. A term without any supporting seen composition is -1.
+    Seen compositions are 1.
     ValueError: shapes that do not fit, a vector zero or not finite, `seen` not bool or nowhere
     True, an unknown mix.
 
@@ -62,14 +69,7 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
     object_term = _closest(object_cosines, seen)        # (S, O)
     state_term = _closest(state_cosines, seen.T).T      # (S, O)
 
-    if mix == "mean":
-        scores = (state_term + object_term) / 2
-    elif mix == "max":
-        scores = np.maximum(state_term, object_term)
-    elif mix == "state":
-        scores = state_term
-    else:
-        scores = object_term
+    scores = MIXES[mix](state_term, object_term)
     scores[seen] = 1
     return scores
 

@@ -10,6 +10,7 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 
 import argparse
 import copy
+import glob
 import hashlib
 import io
 import os
@@ -41,7 +42,6 @@ import download
 # The last 8 digits begin the file's SHA-256.
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 WEIGHTS_DIGITS = 8
-SAVED_STARTS = b"PK", b"\x80\x02"  # of files that torch.save wrote, of now and of old
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -232,7 +232,7 @@ def _download_weights(path):
     """Fetch the published weights; OSError says where else to get them and where to put them."""
     unchecked = path.with_name(f"{path.name}.unchecked")
     try:
-        download.fetch(WEIGHTS_URL, unchecked, starts=SAVED_STARTS, tries=2)
+        download.fetch(WEIGHTS_URL, unchecked, starts=data.SAVED_STARTS, tries=2)
         digits = _digits_of(unchecked)
         if digits != _weights_digits():
             unchecked.unlink()
@@ -288,15 +288,13 @@ def _decode(path, crop, shrink, upright, limit=None):
     is_turned = False
     try:
         if not path.exists():
-            return _Photo("not there", False, "")
+            raise FileNotFoundError("not there")
         if not path.is_file():
-            return _Photo("no plain file", False, "")
+            raise OSError("no plain file")
         content = path.read_bytes()
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         with Image.open(io.BytesIO(content)) as image:
-            problem = data.too_many_pixels(image.size, limit)
-            if problem:
-                return _Photo(problem, False, digest)
+            data.check_pixels(image.size, limit)
             is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
             if upright:
                 image = ImageOps.exif_transpose(image)
@@ -491,16 +489,11 @@ def _note(broken):
     return f"{broken:,} cannot be read" if broken else ""
 
 
-def _with_reasons(broken):
-    """{name: why} as texts."""
-    return [f"{name} ({why})" for name, why in broken.items()]
-
-
 def _check(broken, total, skip, where=""):
     """ValueError naming the images {name: why} of `total` without features, unless skipped."""
     if broken and (not skip or len(broken) == total):
         raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: "
-                         f"{data.some(_with_reasons(broken), 20)}; mend them or leave them out, as "
+                         f"{data.some_with_reasons(broken, 20)}; mend them or leave them out, as "
                          "--skip-broken does with those of a dataset")
 
 
@@ -600,18 +593,15 @@ def _write_cache(cache, dtype):
                  turned=[row.is_turned for row in rows], digests=[row.digest for row in rows])
 
 
-def _partial(path, rank=None):
-    """Where a process keeps what it has of an unfinished extraction; a pattern for all of them."""
-    if rank is None:
-        return f"{path.stem}.partial*.npz"
-    if rank == 0:
-        return path.with_name(f"{path.stem}.partial.npz")
-    return path.with_name(f"{path.stem}.partial-{rank}.npz")
+def _partial(path, rank):
+    """Where a process keeps what it has of an unfinished extraction."""
+    number = f"-{rank}" if rank > 0 else ""
+    return path.with_name(f"{path.stem}.partial{number}.npz")
 
 
 def _partials(path):
     """The files that unfinished extractions left beside a cache."""
-    return sorted(path.parent.glob(_partial(path)))
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.partial*.npz"))
 
 
 def _cache_places(dataset, cache, fallback):
@@ -686,19 +676,6 @@ def _choose_weights(weights, upright, caches, stamps):
     return None, own_key, _rows_of(caches, own_key, stamps)
 
 
-def _load_backbone(weights, caches):
-    """`load_backbone`; where that fails for lack of weights, caches of other weights are mentioned.
-    """
-    try:
-        return load_backbone(weights)
-    except OSError as error:
-        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
-        if not others:
-            raise
-        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
-                      f"weights or preprocessing, are in {data.some(others)}") from error
-
-
 def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cache, fallback,
              max_pixels):
     """Extract what a dataset's caches lack, or have with another key or of an older image.
@@ -709,11 +686,11 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     files = {name: dataset.path(name) for name in names}
     stamps = {name: data.stamp(path) for name, path in files.items()}
     rank = common.rank()
-    found, caches = _found_caches(dataset, cache, fallback)
+    caches = _found_caches(dataset, cache, fallback)
     weights, key, rows = _choose_weights(weights, upright, caches, stamps)
     todo = [name for name in names if name not in rows]
     _check_shared(dataset, todo)
-    if not todo and not any(".partial" in path.name for path in found):
+    if not todo and not any(".partial" in part.path.name for part in caches):
         return rows, {}, key, []
 
     path, notes = _writable_place(dataset, cache, fallback)
@@ -723,7 +700,8 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     if rank == 0 and rows and _partials(path):
         # What other processes left goes into the first one's file before theirs are rewritten.
         _write_cache(whole._replace(path=_partial(path, 0)), dtype)
-        _remove(set(_partials(path)) - {_partial(path, 0)})
+        for part in set(_partials(path)) - {_partial(path, 0)}:
+            part.unlink(missing_ok=True)
     common.check_shared(path.parent)  # once the partial files there are one
 
     share = {name: files[name] for name in todo[rank::common.processes()]}
@@ -745,7 +723,8 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         rows = rows | _rows_of(parts, key, stamps) | mine.rows
         if rows:
             _write_cache(whole._replace(rows=rows), dtype)
-        _remove(_partials(path))
+        for part in _partials(path):
+            part.unlink(missing_ok=True)
     common.gather("the cache is whole")
     if rank > 0 and path.exists():
         rows = _rows_of([_read_cache(path)], key, stamps)
@@ -753,24 +732,32 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
 
 
 def _found_caches(dataset, cache, fallback):
-    """The files where a dataset's cache or a part of one may be, and the caches that they hold."""
-    found = []
-    for place in _cache_places(dataset, cache, fallback):
-        found += [path for path in (place, *_partials(place)) if path.exists()]
+    """The caches, whole or in part, that lie where a dataset's may be."""
     caches = []
-    for path in dict.fromkeys(found):
-        if data.is_cache(path) or ".partial" in path.name:
-            caches.append(_read_cache(path))
-    return found, caches
+    for place in dict.fromkeys(_cache_places(dataset, cache, fallback)):
+        if data.is_cache(place):
+            caches.append(_read_cache(place))
+        caches += [_read_cache(part) for part in _partials(place)]
+    return caches
 
 
 def _load_in_turn(weights, caches):
-    """The backbone; of several processes the first one alone downloads its weights."""
-    if common.rank() == 0:
-        backbone = _load_backbone(weights, caches)
-    common.gather("the weights are there")
+    """`load_backbone`; of several processes the first one alone downloads the weights.
+
+    Where that fails for lack of weights, caches of other weights are mentioned.
+    """
     if common.rank() > 0:
-        backbone = _load_backbone(weights, caches)
+        common.gather("the weights are there")
+    try:
+        backbone = load_backbone(weights)
+    except OSError as error:
+        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
+        if not others:
+            raise
+        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
+                      f"weights or preprocessing, are in {data.some(others)}") from error
+    if common.rank() == 0:
+        common.gather("the weights are there")
     return backbone
 
 
@@ -798,12 +785,6 @@ def _fill(cache, batches, stamps, dtype):
             with common.signals_held():
                 _write_cache(cache, dtype)
     return broken
-
-
-def _remove(paths):
-    """Remove files."""
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def _check_shared(dataset, todo):
@@ -837,12 +818,9 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     What was odd (sideways photos, files in two sets, features of zeros) is added to the notes.
     Under torchrun all processes call this; each extracts its share.
     """
-    names = []
-    for images in dataset.images.values():
-        names += images
-    names = list(dict.fromkeys(names))
     if weights:
         _weights_file(weights)  # says if there is none
+    names = dataset.every_image
     source = _finished_source(dataset, names, file, cache, fallback)
     notes = []
     where = ""
@@ -893,7 +871,7 @@ def _finished_source(dataset, names, file, cache, fallback):
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
     """What `load_features` would not find, and what it would fetch: two lists of texts."""
-    names = list(dict.fromkeys(sum(dataset.images.values(), [])))
+    names = dataset.every_image
     obstacles = []
     source = None
     if file is not None and not Path(file).exists():
@@ -969,8 +947,7 @@ def _without(dataset, names):
         stays = np.array([name not in names for name in every], bool)
         images[phase] = [name for name in every if name not in names]
         targets[phase] = dataset.targets[phase][stays]
-    note = (f"{data.count(len(names), 'image')} left out: "
-            f"{data.some(_with_reasons(names), 20)}")
+    note = f"{data.count(len(names), 'image')} left out: {data.some_with_reasons(names, 20)}"
     return dataset._replace(images=images, targets=targets, notes=[*dataset.notes, note])
 
 

@@ -1,5 +1,4 @@
-"""The paper's tables and figures from one command: trains what is missing, writes report.md,
-report.json and pictures.
+"""The paper's tables and figures: trains what is missing, writes report.md, report.json, pictures.
 
     python reproduce.py --dataset shapes --seeds 0 1 2 --out results/shapes
     python reproduce.py --dataset shapes --only strong changes --out results/shapes
@@ -174,30 +173,26 @@ class Job(NamedTuple):
 
 def plan(name, seed, options, shared, settings, out):
     """The Job of a run. `shared`: the options that go to all; `settings`: what they mean."""
-    compared = name in baselines.MODELS
     folder = out / "runs" / name / f"seed{seed}"
     run_arguments = run_options()[name]
-    if compared:
+    mask_from = []
+    if name in baselines.MODELS:
         system = name
-    elif run_arguments.startswith(STRONG):
-        system = "strong"
+        command = baselines.main
+        defaults = baselines.defaults(name)
+        mask_from = ["--feasibility", str(out / "runs" / "full" / f"seed{seed}" / "best.pt")]
     else:
-        system = "compcos"
+        system = "strong" if run_arguments.startswith(STRONG) else "compcos"
+        command = compcos.main
+        defaults = compcos.defaults("strong" if system == "strong" else "published")
+    defaults = defaults.get(settings["dataset"], defaults["other"])
     run_arguments = f"{vars(options)[system]} {run_arguments}"
     if options.quick:
         run_arguments += " --epochs 3"
         if name == "tmn":
             run_arguments += " --width 16"
-    arguments = [*shared, *shlex.split(run_arguments), "--seed", str(seed), "--out", str(folder)]
-    if compared:
-        command = baselines.main
-        defaults = baselines.defaults(name)
-        mask_from = out / "runs" / "full" / f"seed{seed}" / "best.pt"
-        arguments += ["--feasibility", str(mask_from)]
-    else:
-        command = compcos.main
-        defaults = compcos.defaults("strong" if system == "strong" else "published")
-    defaults = defaults.get(settings["dataset"], defaults["other"])
+    arguments = [*shared, *shlex.split(run_arguments), "--seed", str(seed), "--out", str(folder),
+                 *mask_from]
     key = dict(options=run_arguments, defaults=defaults, settings=settings, mask=options.compcos)
     return Job(name, seed, folder, command, arguments, json.loads(json.dumps(key)))
 
@@ -214,8 +209,10 @@ def is_finished(job):
 
 
 def do(job):
-    """Train, unless the results are there; says what was done. What the training prints goes to
-    output.txt in the job's folder, also the traceback of an error."""
+    """Train, unless the results are there; says what was done.
+
+    What the training prints goes to output.txt in the job's folder, also the traceback of an error.
+    """
     if is_finished(job):
         return "kept"
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -293,18 +290,17 @@ def attempt(job):
         return f"failed ({why[0]}), see {log_file(job)}", True
 
 
-def report_outcome(jobs, number, outcome, so_far=""):
+def report_outcome(jobs, i, outcome, so_far=""):
     """A line on what `attempt` gave, and on how much has been done so far."""
     done, has_failed = outcome
-    job = jobs[number]
-    print(f"run {number + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
+    job = jobs[i]
+    print(f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
           flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
 @contextmanager
 def result(path):
-    """Yields the file of a result that is read inside. ValueError: whatever is wrong with it, and
-    what to do."""
+    """Yields the file of a result that is read inside. ValueError: what is wrong, what to do."""
     try:
         experiment.check_plain(path)
         yield path
@@ -319,8 +315,10 @@ def result(path):
 
 
 def load(folder):
-    """metrics.json of a run, its `folder`, `hardware`, `log` (arrays (epochs,) by name) and
-    `seconds` of training. ValueError names the file that is not as the run left it."""
+    """metrics.json of a run, with its `folder`, `hardware`, `log` and `seconds` of training.
+
+    log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
+    """
     note = read_json(folder / "run.json")
     run = note | read_json(folder / "metrics.json")
     with result(folder / "run.json"):
@@ -338,7 +336,7 @@ def load(folder):
 
 
 def check_metrics(metrics):
-    """Read all that sections read of metrics.json. ValueError: a figure is not there, or is none."""
+    """Read all that sections read of metrics.json. ValueError: a figure is missing, or is none."""
     for phase in ("validation", "test"):
         for candidate_set in experiment.CANDIDATE_SETS:
             for protocol in PROTOCOLS:
@@ -364,10 +362,9 @@ def check_metrics(metrics):
         value_at(metrics, int, "settings", "negatives")
 
 
-def value_at(held, kinds, *path):
-    """What is at a path of keys. ValueError names the path where there is nothing of these
-    kinds."""
-    value = held
+def value_at(content, kinds, *path):
+    """What is at a path of keys. ValueError names a path without a value of these kinds."""
+    value = content
     where = ", ".join(map(str, path))
     try:
         for key in path:
@@ -379,14 +376,14 @@ def value_at(held, kinds, *path):
     return value
 
 
-def number(held, *path):
+def number(content, *path):
     """The number at a path of keys; null, as figures that do not exist are written, is nan.
     ValueError: there is none.
 
     >>> number({"a": [1, None]}, "a", 0), number({"a": [1, None]}, "a", 1)
     (1.0, nan)
     """
-    value = value_at(held, (Real, type(None)), *path)
+    value = value_at(content, (Real, type(None)), *path)
     return math.nan if value is None else float(value)
 
 
@@ -436,6 +433,11 @@ class Results(NamedTuple):
     def first(self, run):
         """The run of the first seed."""
         return self.of(run)[0]
+
+    def seeds_of(self, *names):
+        """The seeds for which all these runs are there."""
+        seeds = [self.runs.get(name, {}).keys() for name in names]
+        return [seed for seed in seeds[0] if all(seed in others for others in seeds)]
 
 
 def cell(runs, *path):
@@ -492,24 +494,12 @@ def compute_table(name, results):
 
 
 def compute_table1(results):
-    """Test accuracies in both worlds; in the open one also with the hard mask, which is CompCos's
-    predictor there."""
+    """Test accuracies in both worlds; the open one also with the hard mask, CompCos's predictor."""
     cells = {}
     for world in ("closed", "open"):
         reports = reports_of(results, paper_table(world), "test")
         cells[world] = accuracy_cells(results, world, reports, PRIMITIVES | COLUMNS)
     return cells
-
-
-def masks_to_try(rho, seen, threshold):
-    """The appendix's masks by name, (S*O,) bool each."""
-    masks = {
-        "no mask": np.ones_like(seen),
-        "median": median_mask(rho, seen),
-        "inverse median": median_mask(rho, seen, inverse=True),
-        "best": hard_mask(rho, seen, threshold),
-    }
-    return {name: mask.ravel() for name, mask in masks.items()}
 
 
 def compute_strategies(results):
@@ -521,7 +511,12 @@ def compute_strategies(results):
         for run in results.of(run_name):
             model = model_of(run, features.device)
             rho = model.checkpoint["feasibility"].numpy()
-            masks = masks_to_try(rho, seen, run["threshold"])
+            masks = {
+                "no mask": np.ones(seen.size, bool),
+                "median": median_mask(rho, seen).ravel(),
+                "inverse median": median_mask(rho, seen, inverse=True).ravel(),
+                "best": hard_mask(rho, seen, run["threshold"]).ravel(),
+            }
             for mask, (swept, _) in sweep(model, features, target, seen, masks).items():
                 of_seeds = reports.setdefault(f"{label}, {mask}", [])
                 of_seeds.append(experiment.both_protocols(swept))
@@ -559,15 +554,14 @@ def partners_of(scores, ends, partners, top):
 
 
 def compute_feasibility(results):
-    """The paper's ranked tables from the first seed, and how the scores of all seeds fit what is
-    known."""
+    """The paper's ranked tables from the first seed, and how all seeds' scores fit what is known.
+    """
     dataset = results.dataset
     seen = dataset.seen
     states = list(dataset.states)
     objects = list(dataset.objects)
-    scores_of_seeds = []
-    for run in results.of("full"):
-        scores_of_seeds.append(model_of(run).checkpoint["feasibility"].numpy())
+    models = [model_of(run) for run in results.of("full")]
+    scores_of_seeds = [model.checkpoint["feasibility"].numpy() for model in models]
     rho = scores_of_seeds[0]
     ranking = ranked(rho, seen, top=5)
     paper = paper_ranking(results)
@@ -605,10 +599,15 @@ def curve_rows(results):
 
 def compute_curves(results):
     """Test AUC (exact) of what the first picture shows, first seed."""
-    cells = {}
-    for label, (run, candidate_set) in curve_rows(results).items():
-        cells[label] = number(results.first(run), "test", candidate_set, "exact", "auc")
-    return cells
+    return areas_of(results, curve_rows(results))
+
+
+def areas_of(results, rows):
+    """{label: test AUC (exact), first seed} of {label: (run, candidate set)}."""
+    areas = {}
+    for label, (run, candidate_set) in rows.items():
+        areas[label] = number(results.first(run), "test", candidate_set, "exact", "auc")
+    return areas
 
 
 def compute_training(results):
@@ -626,17 +625,15 @@ def compute_training(results):
 
 
 def read_answers(closed_run, full_run, images):
-    """(N, 5) str of the test images: image, the answers of the closed model and of the full one
-    with mask, the truth, the full model's answer without mask."""
+    """What the models answer for the test images, with and without mask: (N,) str by name."""
     closed = answers_of(closed_run, images)
     full = answers_of(full_run, images)
-    return np.stack([closed["image"], closed["open"], full["open_masked"], closed["truth"],
-                     full["open"]], axis=1)
+    return dict(image=closed["image"], truth=closed["truth"], closed=closed["open"],
+                full=full["open"], masked=full["open_masked"])
 
 
 def answers_of(run, images):
-    """The columns of predictions.csv that are read, (N,) str by name. ValueError names a file that
-    is not of these images."""
+    """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
     with result(run["folder"] / "predictions.csv") as path:
         rows = experiment.read_rows(path)
@@ -649,8 +646,8 @@ def answers_of(run, images):
 
 def who_is_right(answers):
     """{kind: (N,) bool}: which of the closed and the full model (with mask) is right."""
-    closed = answers[:, 1] == answers[:, 3]
-    full = answers[:, 2] == answers[:, 3]
+    closed = answers["closed"] == answers["truth"]
+    full = answers["masked"] == answers["truth"]
     return {
         "only the full model is right": full & ~closed,
         "both are wrong": ~closed & ~full,
@@ -666,14 +663,14 @@ def compute_qualitative(results):
     if real is None:
         real = dataset.seen | experiment.occurring(dataset)
     possible = results.names[real.ravel()]
+    models = {"closed model": "closed", "full model": "full", "full model with mask": "masked"}
     shares = []
-    for seed, full_run in results.runs["full"].items():
-        if seed not in results.runs["closed"]:
-            continue
-        answers = read_answers(results.runs["closed"][seed], full_run, dataset.images["test"])
+    for seed in results.seeds_of("full", "closed"):
+        answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
+                               dataset.images["test"])
         share = {kind: which.mean() for kind, which in who_is_right(answers).items()}
-        for who, column in (("closed model", 1), ("full model", 4), ("full model with mask", 2)):
-            impossible = ~np.isin(answers[:, column], possible)
+        for who, name in models.items():
+            impossible = ~np.isin(answers[name], possible)
             share[f"impossible answers of the {who}"] = impossible.mean()
         shares.append(share)
     return {kind: cell(shares, kind) for kind in shares[0]}
@@ -728,9 +725,7 @@ def grid(head, rows):
 
 def digits_of(column):
     """AUC is small and has one more digit."""
-    if column == "AUC":
-        return 2
-    return 1
+    return 2 if column == "AUC" else 1
 
 
 def accuracy_lines(cells, columns=COLUMNS):
@@ -866,8 +861,7 @@ def write_changes(results, cells):
 
 
 def panels(*labels):
-    """Axes side by side in a new figure, one for each pair of labels (x, y). ValueError without
-    matplotlib."""
+    """Axes side by side in a new figure, one a pair of labels (x, y). ValueError: no matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -896,33 +890,26 @@ def look(label):
     """(colour, line style) of a row; a system without a look of its own gets one of the others."""
     if label in LOOKS:
         return LOOKS[label]
-    strangers = [name for name in methods() if name not in LOOKS]
-    place = strangers.index(label) if label in strangers else 0
-    return OTHER_LOOKS[place % len(OTHER_LOOKS)]
+    others = [name for name in methods() if name not in LOOKS]
+    return OTHER_LOOKS[others.index(label) % len(OTHER_LOOKS)]
 
 
 def draw_curves(results, cells, path):
     """Seen against unseen accuracy as the bias grows: test, open world, first seed."""
     rows = curve_rows(results)
-    looks = {label: look(label) for label in rows}
-    draw_bias_curves(results, rows, cells, looks, path)
+    draw_bias_curves(results, rows, {label: look(label) for label in rows}, path)
 
 
 def draw_recipes(results, cells, path):
     """The curves of both recipes: test, open world, first seed."""
-    rows = {}
-    areas = {}
-    for label, run in RECIPES.items():
-        if results.of(run):
-            rows[label] = (run, "open")
-            areas[label] = number(results.first(run), "test", "open", "exact", "auc")
-    draw_bias_curves(results, rows, areas, RECIPE_LOOKS, path)
+    rows = {label: (run, "open") for label, run in RECIPES.items() if results.of(run)}
+    draw_bias_curves(results, rows, RECIPE_LOOKS, path)
 
 
-def draw_bias_curves(results, rows, areas, looks, path):
-    """Curves of {label: (run, candidate set)}, the greatest of the areas {label: AUC} first."""
-    halves = [f"accuracy on {half} compositions (%)" for half in ("unseen", "seen")]
-    axes = panels(halves)
+def draw_bias_curves(results, rows, looks, path):
+    """Curves of {label: (run, candidate set)}, that of the greatest AUC first."""
+    axes = panels(("accuracy on unseen compositions (%)", "accuracy on seen compositions (%)"))
+    areas = areas_of(results, rows)
     for label in sorted(areas, key=areas.get, reverse=True):
         run, candidate_set = rows[label]
         colour, style = looks[label]
@@ -934,8 +921,8 @@ def draw_bias_curves(results, rows, areas, looks, path):
 
 
 def read_curve(run, candidate_set):
-    """Accuracies (K,) on the unseen and on the seen as the bias grows. ValueError names a file that
-    holds none."""
+    """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
+    """
     with result(run["folder"] / "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
@@ -987,13 +974,14 @@ def draw_qualitative(results, cells, path):
     if not has_images(results):
         return
     random = np.random.default_rng(0)
-    both = [seed for seed in results.runs["full"] if seed in results.runs["closed"]]
-    answers = read_answers(results.runs["closed"][both[0]], results.runs["full"][both[0]],
+    seed = results.seeds_of("full", "closed")[0]
+    answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
                            results.dataset.images["test"])
+    shown = np.stack([answers[name] for name in ("image", "closed", "masked", "truth")], 1)
     kinds = who_is_right(answers)
     blocks = {}
     for kind in ("only the full model is right", "both are wrong"):
-        blocks[kind] = random.permutation(answers[kinds[kind], :4])[:10]
+        blocks[kind] = random.permutation(shown[kinds[kind]])[:10]
     contact_sheet(path, results.dataset.folder / "images", blocks)
 
 
@@ -1054,11 +1042,9 @@ def write_answers(sheet, answers, x, y, named):
     draw = ImageDraw.Draw(sheet)
     truth = answers[2]
     for i, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
-        colour = RED
+        colour = BLUE if answer == truth else RED
         if who == "truth":
             colour = BLACK
-        elif answer == truth:
-            colour = BLUE
         width = max(ImageFont.load_default(16).getlength(answer), 1)
         font = ImageFont.load_default(16 * min(1, (COLUMN_WIDTH - 8) / width))
         draw.text((x, y + i * LINE), answer, colour, font)
@@ -1133,10 +1119,8 @@ def missing_for(results, name):
     """The runs that a section cannot do without and that are not there for any seed."""
     needs = SECTIONS[name].needs
     missing = [run for run in needs if not results.of(run)]
-    if not missing and len(needs) > 1:  # these runs are compared seed by seed
-        common_seeds = set.intersection(*(set(results.runs[run]) for run in needs))
-        if not common_seeds:
-            return list(needs)
+    if not missing and not results.seeds_of(*needs):  # they are compared seed by seed
+        return list(needs)
     return missing
 
 
@@ -1188,10 +1172,7 @@ def about(results, argv, settings, options, failed):
         runs += of_seeds.values()
     versions = set()
     for run in runs:
-        named = []
-        for name in VERSIONS:
-            named.append(f"{name} {run['versions'][name]}")
-        versions.add(", ".join(named))
+        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
     warning = ""
     if options.quick:
         warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
@@ -1216,10 +1197,8 @@ def candidate_sizes(results):
     if not results.of("full"):
         return "unknown, since CompCos failed"
     sizes = results.first("full")["candidates"]
-    parts = []
-    for world in experiment.CANDIDATE_SETS:
-        parts.append(f"{world} {sizes['val'][world]:,} and {sizes['test'][world]:,}")
-    return "; ".join(parts)
+    return "; ".join(f"{world} {sizes['val'][world]:,} and {sizes['test'][world]:,}"
+                     for world in experiment.CANDIDATE_SETS)
 
 
 def findings(results, cells):
@@ -1247,8 +1226,7 @@ def findings(results, cells):
 
 def phases_without_auc(results):
     """The phases whose images give no AUC, in words; "" where both do."""
-    of_seeds = next(iter(results.runs.values()))
-    run = next(iter(of_seeds.values()))  # all runs are of the same images
+    run = results.first(next(iter(results.runs)))  # all runs are of the same images
     phases = []
     for phase in ("validation", "test"):
         if math.isnan(number(run, phase, "open", "exact", "auc")):
@@ -1308,10 +1286,8 @@ def find_gains_of_mask(masking):
 
 def find_unfinished(training):
     """Who may gain from longer training."""
-    late = []
-    for label, row in training.items():
-        if row["best_epoch"]["mean"] > 0.9 * row["epochs"]["mean"]:
-            late.append(label)
+    late = [label for label, row in training.items()
+            if row["best_epoch"]["mean"] > 0.9 * row["epochs"]["mean"]]
     return ["Whose best epoch is in the last tenth, so that longer training may help? "
             f"{', '.join(late) or 'None'}."]
 
@@ -1379,8 +1355,7 @@ def check_options(options):
 
 
 def plan_all(options, shared, settings, out):
-    """The jobs of what is asked for, and those of the strong recipe that are already done, for the
-    first picture."""
+    """The jobs of what is asked for; also done ones of the strong recipe, for the first picture."""
     names = needed_runs(options.only)
     jobs = []
     for name in run_options():

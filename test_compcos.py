@@ -156,6 +156,9 @@ def test_loss_from_the_definition():
     expected = -torch.log(torch.exp(logits[1, 2]) / torch.exp(logits).sum())
     found = compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen, margin=0.4 * rho)
     torch.testing.assert_close(found, expected)
+    arrays = dict(seen=seen.numpy(), margin=(0.4 * rho).numpy())
+    found = compcos_loss(cosines.numpy(), np.array([5]), scale=20.0, **arrays)
+    torch.testing.assert_close(found, expected)
     only = -torch.log(torch.exp(20 * cosines[0, 1, 2]) / torch.exp(20 * cosines[0][seen]).sum())
     torch.testing.assert_close(
         compcos_loss(cosines, torch.tensor([5]), scale=20.0, seen=seen), only

@@ -84,14 +84,15 @@ def chunks(model, features, compositions):
 
 
 @torch.no_grad()
-def sweep(model, features, target, seen, candidates, *, save=None):
+def sweep(model, features, target, seen, candidates, *, save=None, primitives=True):
     """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name:
     (BiasSweep, kept)}.
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen
     candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
     must hold all seen compositions. `save` (N, C), array or memory map, takes the scores; of
-    several processes each scores its share of the images, and then `save` is not for them.
+    several processes each scores its share of the images, and then `save` is not for them. Without
+    `primitives` the accuracies on states and objects are left out, which saves their time.
     """
     was_training = model.training
     features = features[common.share(len(features))]
@@ -111,7 +112,7 @@ def sweep(model, features, target, seen, candidates, *, save=None):
             best_unseen, column = (scores + hidden[name]).max(1)
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
     model.train(was_training)
-    pairs = index_pairs(seen)
+    pairs = index_pairs(seen) if primitives else None
     for name in candidates:
         # Weights that are not numbers spoil the scores of every image, so the last ones tell.
         check_finite(rows[name][-1][0] if rows[name] else None)
@@ -557,12 +558,25 @@ def draw_order(count, passes, seed, epoch):
     The passes follow one another without a short batch between them. Several processes draw one
     order, but dropout and mixed images of their own.
     """
-    torch.manual_seed((seed << 20) + epoch)
+    seed_devices((seed << 20) + epoch)
     order = torch.cat([torch.randperm(count) for _ in range(passes)])
     if common.processes() > 1:
         sequence = np.random.SeedSequence([seed, epoch, common.rank()])
-        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        seed_devices(int(sequence.generate_state(1, np.uint64)[0]))
     return order
+
+
+def seed_devices(seed):
+    """As torch.manual_seed, for the kinds of device that are here.
+
+    For each kind that is not, that one notes the whole stack of calls, to seed it later: on a GPU
+    this takes as long as two steps.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def announce(run, epochs, job=None):

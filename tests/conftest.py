@@ -26,7 +26,10 @@ def few_resamples(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory):
-    """A --data-root with the built-in dataset, which takes seconds to draw; it is only read."""
+    """A --data-root with the built-in dataset in half as many images, which take seconds to draw;
+    it is only read."""
     root = tmp_path_factory.mktemp("root")
-    drawings.ensure(root / "shapes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawings, "IMAGES", dict(train=20, seen=4, unseen=12))
+        drawings.ensure(root / "shapes")
     return root

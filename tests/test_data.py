@@ -1126,7 +1126,7 @@ def test_names_do_not_steer_the_terminal(tmp_path, capsys):
 
 
 def test_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=1, unseen=1))
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=0, unseen=1))
     folder, fill = tmp_path / "shapes", drawings.fill
 
     def second_is_first(part, seed):
@@ -1145,7 +1145,7 @@ def test_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_drawing_left_is_cleared(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=1, unseen=1))
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=0, unseen=1))
     dead = common.part_of(tmp_path / "shapes")
     living = common.part_of(tmp_path / "shapes")
     for part in (dead, living):

@@ -77,6 +77,8 @@ def run(*options):
             "4",
             "--members",
             "1",
+            "--hidden",
+            "64",
             "--lr",
             "1e-2",
             "--batch-size",
@@ -436,7 +438,7 @@ def test_truth_outside_its_closed_world(toy, tmp_path, capsys):
 
 def trained(root, out, *options):
     """The metrics of a run on shapes."""
-    small = ["--device", "cpu", "--epochs", "12", "--hidden", "256"]
+    small = ["--device", "cpu", "--epochs", "20", "--hidden", "256"]
     compcos.main(["--data-root", str(root), "--out", str(out), *small, *options])
     return json.loads((out / "metrics.json").read_text())
 
@@ -444,7 +446,10 @@ def trained(root, out, *options):
 def test_shapes_are_what_the_docstring_says(drawn):
     dataset = data.load("shapes", drawn)
     assert len(dataset.states) + len(dataset.objects) == 30 and dataset.feasible.sum() == 105
-    assert sum(map(len, dataset.images.values())) >= 4000
+    split = drawings.compositions(np.random.default_rng(0))
+    counts = [drawings.images_of(own, phase) for own in split.values() for phase in data.PHASES]
+    assert sum(counts) >= 4000  # of the whole dataset
+    assert len(dataset.images["train"]) == 20 * list(split.values()).count("train")
     assert (
         (~dataset.feasible).mean() > 1 / 3
         and dataset.feasible[dataset.seen].all()
@@ -466,7 +471,7 @@ def test_shapes_are_what_the_docstring_says(drawn):
 
 
 def test_shapes_are_drawn_alike_from_a_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawings, "IMAGES", dict(train=2, seen=1, unseen=1))
+    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=0, unseen=1))
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         drawings.make(tmp_path / name, seed)
     files = {
@@ -978,6 +983,43 @@ def test_a_signal_into_the_last_save_waits_for_it(toy, tmp_path, monkeypatch, ca
     assert f"epoch 4 is kept in {out / 'last.pt'}" in capsys.readouterr().err
     run("--dataset", toy, "--out", out, "--resume")
     assert (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+
+
+# ---- what is printed ----
+
+
+def printed_table(threshold, unseen_val, deviations=None, mask="justified", unseen_test=30):
+    """The table of made-up metrics with this τ."""
+    report = dict.fromkeys([*experiment.COLUMNS.values(), *experiment.FIXED.values()], 0.5)
+    phases = dict(exact=report, published=report, fixed_bias=report)
+    metrics = dict(
+        candidates=dict(test=dict(closed=5, open=9, open_masked=8)),
+        test=dict.fromkeys(experiment.CANDIDATE_SETS, phases),
+        threshold=threshold,
+        mask_basis=dict(unseen_val=unseen_val, unseen_test=unseen_test, hidden_test=1),
+        open_auc_interval=[0.1, 0.2],
+        feasibility_auroc=float("nan"),
+        settings=dict(mask=mask),
+    )
+    if deviations:
+        deviations = dict(test=metrics["test"])
+    return experiment.table(metrics, "title", deviations)
+
+
+def test_the_table_says_once_what_a_missing_mask_leaves_alone():
+    none = printed_table(-1.0, 7)
+    assert "open_masked (8)       as open: no mask\n" in none and none.count("exact  ") == 2
+    assert "note: few unseen compositions: 7 for best epoch and bias" in none
+    assert "for the test" not in none and "τ" not in none
+    assert "note:" not in printed_table(-1.0, 20)
+    assert "7 of the 19 unseen compositions needed (--mask published" in none
+    assert "--mask" not in printed_table(-1.0, 7, mask="published")
+    assert "95 % interval" not in printed_table(-1.0, 7, unseen_test=1)
+    assert "(open, exact): 10.0 to 20.0" in printed_table(-1.0, 7, unseen_test=2)
+    masked = printed_table(0.25, 20)
+    assert masked.count("exact  ") == 3 and "τ = 0.250" in masked
+    # of two seeds, one without a mask (-1), the mean is no τ
+    assert "τ" not in printed_table(-0.375, 20, deviations=True)
 
 
 @pytest.mark.parametrize("option, values", [

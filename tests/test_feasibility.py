@@ -60,6 +60,15 @@ def random_case(seed, density):
     return rng.normal(size=(S, D)), rng.normal(size=(O, D)), seen
 
 
+def test_another_g_is_a_line(monkeypatch):
+    """A function of ρ_state and ρ_obj under a name of its own, as the ones that are there."""
+    monkeypatch.setitem(F.MIXES, "min", np.minimum)
+    seen = np.array([[True, False], [True, True]])
+    vectors = [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]]  # ρ of (0, 1): 0.6 by state, 0.8 by object
+    assert F.feasibility_scores(*vectors, seen, mix="min")[0, 1] == pytest.approx(0.6)
+    assert F.feasibility_scores(*vectors, seen, mix="max")[0, 1] == pytest.approx(0.8)
+
+
 @pytest.mark.parametrize(
     "density", [0, 0.1, 0.4, 0.9, 1]
 )  # one composition seen, empty rows, ..., all seen

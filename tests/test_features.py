@@ -521,20 +521,24 @@ def test_signalled_script_keeps_its_work(tmp_path, cheap, decoded):
     assert not list(tmp_path.rglob("*part*"))
 
 
-def test_killed_extraction_resumes(tmp_path, cheap, decoded):
-    program = f"""if True:
-        import os, pathlib, sys
-        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
-        import features, test_features
-        calls = []
-        def killed(batch):
-            calls.append(0)
-            return 2 * test_features.mean_colour(batch) if len(calls) < 3 else os._exit(9)
-        features.SAVE_EVERY, features.load_backbone = 0, lambda weights: killed
-        dataset = test_features.make_dataset(pathlib.Path({str(tmp_path)!r}))
-        test_features.load(dataset, pathlib.Path({str(cheap)!r}))"""
+def test_killed_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
+    """Killed in the third batch: what was written until then is there, and nothing after it."""
     dataset = make_dataset(tmp_path)
-    assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL).returncode == 9
+    calls = []
+
+    def network(batch):
+        calls.append(0)
+        if len(calls) == 3:
+            patch.setattr(features, "_write_cache", lambda *_: None)
+            raise SystemExit
+        return 2 * mean_colour(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "SAVE_EVERY", 0)
+        patch.setattr(features, "load_backbone", lambda weights: network)
+        with pytest.raises(SystemExit):
+            load(dataset, cheap)
+    decoded.clear()
     assert (tmp_path / "features.partial.npz").exists() and not (tmp_path / "features.npz").exists()
     np.testing.assert_allclose(load(dataset, cheap)[1]["val"], colours(dataset, "val"), atol=1e-5)
     assert sorted(decoded) == ["2.png", "3.png", "4.png", "5.png"]
@@ -1023,50 +1027,6 @@ def test_a_damaged_cache_is_named(tmp_path, cheap):
         load(dataset, cheap)
 
 
-# Several processes: test_processes.py has more
-
-
-KILLED = f"""if True:
-    import os, pathlib, sys
-    sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
-    folder = pathlib.Path(sys.argv[1])
-    import features, test_features
-    calls = []
-    def network(batch):
-        calls.append(0)
-        if os.environ["RANK"] == "1" and len(calls) == 4:
-            os._exit(9)
-        return 2 * test_features.mean_colour(batch)
-    features.SAVE_EVERY, features.load_backbone = 0, lambda weights: network
-    dataset = test_features.make_dataset(folder, 12)
-    features.load_features(dataset, weights=folder / "cheap.pth", device="cpu", batch_size=1)
-"""
-
-
-def test_another_number_of_processes_goes_on(tmp_path, decoded, monkeypatch):
-    """After one of two dies, torchrun ends both, and one process does what is left."""
-    folder = tmp_path / "mine"
-    dataset = make_dataset(folder, 12)
-    (folder / "cheap.pth").write_text("2")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    running = subprocess.Popen(
-        [*torchrun, "2", "--no-python", sys.executable, "-c", KILLED, str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-    )
-    try:
-        assert running.wait(100) != 0
-    finally:
-        running.terminate()
-    assert (folder / "features.partial-1.npz").exists() and not (folder / "features.npz").exists()
-    monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: 2 * mean_colour(x))
-    made = load(dataset, folder / "cheap.pth")[1]
-    assert 0 < len(decoded) <= 10  # not those of either process again
-    for phase in data.PHASES:
-        np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
-    assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_named_pipe_of_features_is_not_waited_for(tmp_path, cheap):
     dataset = make_dataset(tmp_path)
@@ -1114,7 +1074,7 @@ def test_a_heic_photo_without_its_plugin_says_which(tmp_path):
 
 def test_weights_beside_finished_features_are_looked_at_and_said_to_change_nothing(tmp_path):
     dataset = make_dataset(tmp_path)
-    names = list(dict.fromkeys(sum(dataset.images.values(), [])))
+    names = dataset.every_image
     np.savez(tmp_path / "mine.npz", files=names, features=np.ones((len(names), 3)))
     with pytest.raises(FileNotFoundError, match="no weights file .*nope.pth"):
         features.load_features(dataset, file=tmp_path / "mine.npz", weights=tmp_path / "nope.pth")

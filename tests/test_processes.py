@@ -24,8 +24,9 @@ import baselines
 import common
 import compcos
 import data
+import features
 import train
-from test_features import colours, make_dataset
+from test_features import colours, make_dataset, mean_colour
 from test_reproduce import make
 
 HERE = Path(__file__).parent
@@ -65,6 +66,13 @@ def finish(running):
         for pid in workers(running.pid):
             os.kill(pid, signal.SIGKILL)
         running.kill()
+
+
+def wait_for(path, running):
+    """Wait until a file is there, or all that could write it has ended, or it takes too long."""
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def workers(pid):
@@ -184,6 +192,28 @@ def test_two_processes_share_the_images(done):
         assert len(stored["files"]) == 12
 
 
+def test_another_number_of_processes_goes_on(done, monkeypatch):
+    """One process does what two that were ended have left of an extraction."""
+    said_by(done, "killed_extraction")
+    folder = done / "killed"
+    dataset = make_dataset(folder, 12)
+    assert (folder / "features.partial-1.npz").exists() and not (folder / "features.npz").exists()
+    decoded = []
+    decode = features._decode
+
+    def noted(path, *rest):
+        decoded.append(path)
+        return decode(path, *rest)
+
+    monkeypatch.setattr(features, "_decode", noted)
+    monkeypatch.setattr(features, "load_backbone", lambda path: lambda x: 2 * mean_colour(x))
+    _, made, _ = features.load_features(dataset, weights=folder / "cheap.pth", device="cpu")
+    assert 0 < len(decoded) <= 8  # not the two photos of either process again
+    for phase in data.PHASES:
+        np.testing.assert_allclose(made[phase], colours(dataset, phase), atol=1e-5)
+    assert sorted(path.name for path in folder.iterdir()) == ["cheap.pth", "features.npz", "images"]
+
+
 # ---- the commands ----
 
 
@@ -204,21 +234,30 @@ def reproduce_options(toy, out):
 
 
 @pytest.fixture(scope="module")
-def done(toy, tmp_path_factory):
-    """The folder where two processes have done all that two_processes.py does, and the commands
-    `seeds`, `together`, `baseline` and `report`."""
+def job(toy, tmp_path_factory):
+    """(folder, exit status, stdout, stderr) of two processes that have done there all that
+    two_processes.py does, until an interrupt in the midst of its last training."""
     folder = tmp_path_factory.mktemp("done")
-    commands = dict(seeds=compcos_options(toy, folder / "seeds", *SEEDS),
+    commands = dict(wrong=compcos_options(toy, folder / "wrong", "--epochs", 0),
+                    seeds=compcos_options(toy, folder / "seeds", *SEEDS),
                     together=compcos_options(toy, folder / "together", *ONE_SEED),
                     baseline=baseline_options(toy, folder / "baseline"),
-                    report=reproduce_options(toy, folder / "report"))
-    listed = [(name, script, list(map(str, arguments)))
-              for name, (script, *arguments) in commands.items()]
-    make_dataset(folder / "photos", 12)
-    make_dataset(folder / "broken", 12)
-    for name in ("photos", "broken"):
+                    report=reproduce_options(toy, folder / "report"),
+                    endless=compcos_options(toy, folder / "endless", "--epochs", 100_000))
+    for name in "photos", "broken", "killed":
+        make_dataset(folder / name, 12)
         (folder / name / "cheap.pth").write_text("2")
-    _, _, error = finish(start(HERE / "two_processes.py", json.dumps(listed), folder=folder))
+    given = {name: list(map(str, arguments)) for name, arguments in commands.items()}
+    running = start(HERE / "two_processes.py", json.dumps(given), folder=folder)
+    wait_for(folder / "endless/last.pt", running)
+    running.send_signal(signal.SIGINT)
+    return folder, *finish(running)
+
+
+@pytest.fixture(scope="module")
+def done(job):
+    """The folder of `job`."""
+    folder, _, _, error = job
     (folder / "stderr.txt").write_text(error)
     return folder
 
@@ -291,10 +330,18 @@ def test_baselines_are_not_split(toy, done, tmp_path):
     assert metrics_of(done / "baseline")[0] == metrics_of(tmp_path / "one")[0]
 
 
-def test_what_all_find_wrong_is_said_once(toy, tmp_path):
-    status, out, error = finish(start(*compcos_options(toy, tmp_path / "out", "--epochs", 0)))
+def test_what_all_find_wrong_is_said_once(done):
+    """The second process, which torchrun ends as soon as the first one has failed, is silent."""
+    said = (done / "wrong-0.txt").read_text()
+    assert said.count("error: --epochs is 0") == 1 and said.endswith("\nexit status 2\n")
+    assert (done / "wrong-1.txt").read_text() == "exit status 2\n"
+
+
+def test_interrupt_ends_all_and_keeps_the_epochs(job):
+    folder, status, out, error = job
     assert status != 0 and out == ""
-    assert error.count("error: --epochs is 0") == 1 and "process 1:" not in error
+    assert error.count("stopped: epoch ") == 1
+    assert (folder / "endless/last.pt").exists()
 
 
 LONG = """
@@ -305,32 +352,13 @@ compcos.main(sys.argv[1:])
 """
 
 
-def started_training(toy, tmp_path):
-    """torchrun with two processes in the midst of a long training, some epochs after its start."""
-    (tmp_path / "long.py").write_text(LONG)
-    out = tmp_path / "out"
-    options = compcos_options(toy, out, "--epochs", 100_000)[1:]
-    running = start(tmp_path / "long.py", *options)
-    deadline = time.monotonic() + PATIENCE
-    while not (out / "last.pt").exists():
-        assert time.monotonic() < deadline and running.poll() is None
-        time.sleep(0.1)
-    return running
-
-
-def test_interrupt_ends_all_and_keeps_the_epochs(toy, tmp_path):
-    running = started_training(toy, tmp_path)
-    running.send_signal(signal.SIGINT)
-    status, out, error = finish(running)
-    assert status != 0 and out == ""
-    assert error.count("stopped: epoch ") == 1
-    assert (tmp_path / "out/last.pt").exists()
-
-
 def test_a_process_that_dies_ends_all(toy, tmp_path):
     """The first one says so and keeps the last epoch; one process goes on from there."""
     out = tmp_path / "out"
-    running = started_training(toy, tmp_path)
+    (tmp_path / "long.py").write_text(LONG)
+    options = compcos_options(toy, out, "--epochs", 100_000)[1:]
+    running = start(tmp_path / "long.py", *options)
+    wait_for(out / "last.pt", running)
     os.kill(max(workers(running.pid)), signal.SIGKILL)
     status, _, error = finish(running)
     assert status != 0 and error.count("is kept in") == 1, error

@@ -1,12 +1,14 @@
 """What each of two processes does for test_processes.py: all of it in one start of torchrun.
 
-python two_processes.py COMMANDS, a JSON list of [name, script, arguments]; in the working folder
+python two_processes.py COMMANDS, in JSON {name: [script, arguments...]}; in the working folder
 NAME-RANK.txt then holds what the process said, and NAME-RANK.ended is there if all went well.
+At the end comes the command `endless`, a training that test_processes.py interrupts.
 """
 
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -229,6 +231,42 @@ def extraction(folder):
     np.savez(f"made-{RANK}", calls=len(calls), **made)
 
 
+def killed_extraction(folder):
+    """Both end after some photos: the first one as by torchrun's signal, the second one at once."""
+    calls = []
+
+    def network(batch):
+        calls.append(0)
+        if len(calls) < 4:
+            return 2 * test_features.mean_colour(batch)
+        if RANK == 1:
+            features._write_cache = lambda *_: None  # who is killed writes nothing any more
+        raise KeyboardInterrupt
+
+    dataset = test_features.make_dataset(folder, 12)
+    written = features._write_cache
+    with patch.multiple(features, SAVE_EVERY=0, load_backbone=lambda weights: network,
+                             _write_cache=written):
+        try:
+            features.load_features(dataset, weights=folder / "cheap.pth", device="cpu",
+                                   batch_size=1)
+        except KeyboardInterrupt:
+            pass
+
+
+# ---- what is wrong ----
+
+
+def wrong(script, *arguments):
+    """Both find it, and the first one fails; here a signal comes to the second one meanwhile, as
+    torchrun's does."""
+    def ended(seconds):
+        signal.raise_signal(signal.SIGTERM)
+
+    with patch("time.sleep", ended):
+        MAIN[script](arguments)
+
+
 if __name__ == "__main__":
     evaluate.RESAMPLES = 20
     torch.set_num_threads(1)
@@ -238,10 +276,16 @@ if __name__ == "__main__":
     do("waiting", waiting)
     do("waiting_for_runs", waiting_for_runs)
     do("unshared", unshared_folder)
-    for name, script, arguments in json.loads(sys.argv[1]):
+    commands = json.loads(sys.argv[1])
+    endless, *endless_arguments = commands.pop("endless")
+    do("wrong", wrong, *commands.pop("wrong"))
+    for name, (script, *arguments) in commands.items():
         do(name, MAIN[script], arguments)
     warnings.simplefilter("ignore")  # so small a benchmark has no image of some compositions
-    benchmark.ON_CPU = benchmark.Sizes(8, 200, 1, 20, 30, 8, 2)
+    benchmark.ON_CPU = benchmark.Sizes(4, 400, 1, 20, 30, 8, 2)
     do("benchmark", benchmark.time_processes, 1)
     do("broken_photos", broken_photos, Path("broken"))
+    do("killed_extraction", killed_extraction, Path("killed"))
     do("extraction", extraction, Path("photos"))
+    train.SAVE_SECONDS = 0.2
+    MAIN[endless](endless_arguments)
