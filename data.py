@@ -1215,6 +1215,8 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
     if not 0 < share < 0.5:
         raise ValueError(f"a share of {share}: expected more than 0 and less than 0.5, since val "
                          "and test get as many compositions each")
+    if seed < 0:
+        raise ValueError(f"a seed of {seed}: expected 0 or more")
     random = np.random.default_rng(seed)
     images_of = {}
     for image, pair in enumerate(pairs):
@@ -1351,15 +1353,20 @@ def parse(argv):
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
              "state_object ends the state's name")
-    add("--share", type=float, default=COMPOSITION_SHARE,
+    add("--share", type=float,
         help="of --make-split: the share of compositions that are unseen in val, and in test "
              f"(default: {COMPOSITION_SHARE})")
-    add("--seed", type=int, default=0, help="of --make-split (default: 0)")
+    add("--seed", type=int, help="of --make-split (default: 0)")
     add("--download", action="store_true", help="say which command fetches the dataset")
     options = parser.parse_args(argv)
     if options.download:
         parser.error("downloads are a script of their own: python download.py "
                      f"{options.dataset}{data_root_option(options.data_root)}")
+    if not options.make_split and (options.share, options.seed) != (None, None):
+        parser.error("--share and --seed are of --make-split, which is not given")
+    if options.share is None:
+        options.share = COMPOSITION_SHARE
+    options.seed = options.seed or 0
     return options
 
 

@@ -72,7 +72,8 @@ def download(name=None, root="data", vectors=()):
     if name in DATASETS:
         jobs += dataset_jobs(name, root / data.FOLDERS[name])
     elif not vectors:
-        raise ValueError(f"no address for {name!r}: only {', '.join(DATASETS)} can be downloaded, "
+        problem = "nothing is named" if name is None else f"no address for {name!r}"
+        raise ValueError(f"{problem}: only {', '.join(DATASETS)} can be downloaded, "
                          f"and --vectors {', '.join(VECTORS)}")
     for source in vectors:
         jobs += vector_jobs(source, root)

@@ -298,6 +298,9 @@ def make(folder, seed=0):
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} is there already: remove it, or choose another --out")
+    if seed < 0:
+        raise ValueError(f"a seed of {seed}: expected 0 or more")
+    common.check_writable(folder)
     common.clear_parts(folder.parent, folder.name)
     part = common.part_of(folder)
     try:

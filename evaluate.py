@@ -983,19 +983,20 @@ def load(files):
 
     A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
     scores, a `scores.npy` beside one of them is read. Named or not, it is compared with the
-    checksum that a file beside it keeps of it. ValueError: what is missing, damaged or named
-    twice.
+    checksum that a file beside it keeps of it. ValueError: what is missing or damaged, or differs
+    from file to file.
     """
     arrays = {}
     origin = {}  # name of an array -> the file that it is of
     paths = [Path(file) for file in files]
     for path in paths:
         found = _read(path)
-        twice = [name for name in found if name in arrays]
-        if twice:
-            raise ValueError(f"{path} holds {', '.join(twice)}, and so does a file named before "
-                             "it: the files are parts of one system; a second system's stand "
-                             "after --against")
+        differ = [name for name in found
+                  if name in arrays and not np.array_equal(found[name], arrays[name])]
+        if differ:
+            raise ValueError(f"{path} holds other {', '.join(differ)} than a file named before it: "
+                             "the files are parts of one system; a second system's stand after "
+                             "--against")
         arrays |= found
         origin |= dict.fromkeys(found, path)
     if "scores" not in arrays:
@@ -1146,6 +1147,8 @@ def write_compositions(sweep, path, average="image"):
 def _write_whole(path, write):
     """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
     if not path.parent.is_dir():
         raise ValueError(f"no folder {path.parent} to write {path.name} into: create it first")
     part = path.with_name(".part." + path.name)  # the ending stays: it says the format

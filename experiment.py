@@ -46,14 +46,12 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
-RANGES = {  # what is expected of a setting -> whether it is so, and of which settings
-    "a positive number": (lambda value: value > 0, (
-        "epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate")),
-    "0 or more": (lambda value: value >= 0, (
-        "weight_decay", "margin", "warmup", "counts", "patience")),
-    "0 or more, less than 1": (lambda value: 0 <= value < 1, ("dropout", "average")),
-    "a share of 0 to 1": (lambda value: 0 <= value <= 1, ("mix_images",)),
-}
+# What is expected of settings, other than that they are finite.
+POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate")
+NOT_NEGATIVE = ("weight_decay", "margin", "warmup", "counts", "patience", "dropout", "average",
+                "mix_images")
+BELOW_ONE = ("dropout", "average")
+AT_MOST_ONE = ("mix_images",)
 WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
@@ -971,12 +969,26 @@ def choose_settings(options, defaults):
     for key, value in vars(options).items():
         if key in chosen and value is not None:
             chosen[key] = value
-    for expected, (fits, names) in RANGES.items():
-        for name in names:
-            value = chosen.get(name)
-            if value is not None and not (math.isfinite(value) and fits(value)):
-                raise ValueError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
+    for name, value in chosen.items():
+        expected = unfulfilled(name, value)
+        if expected:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
     return chosen
+
+
+def unfulfilled(name, value):
+    """What is expected of a setting, in words, where its value is not so; else ""."""
+    if value is None or name not in POSITIVE + NOT_NEGATIVE:
+        return ""
+    if name in POSITIVE and not 0 < value < math.inf:
+        return "a positive number"
+    if name in BELOW_ONE and not 0 <= value < 1:
+        return "0 or more, less than 1"
+    if name in AT_MOST_ONE and not 0 <= value <= 1:
+        return "a share of 0 to 1"
+    if name in NOT_NEGATIVE and not 0 <= value < math.inf:
+        return "0 or more"
+    return ""
 
 
 def steps_to_epochs(chosen, images):

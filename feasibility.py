@@ -937,7 +937,7 @@ def _parser():
     add("--combine", metavar="FILE",
         help="knowledge from elsewhere: an .npz of `scores` in [-1, 1], nan where unknown (S, O), "
         "and the names of its rows, `states` (S,), and columns, `objects` (O,)")
-    add("--weight", type=float, default=0.5, help="of --combine, in [0, 1] (default 0.5)")
+    add("--weight", type=float, help="of --combine, in [0, 1] (default 0.5)")
     add("--csv", metavar="FILE", help="also write all scores as state,object,seen,feasibility")
     add("--top", type=int, default=3, metavar="K", help="show so many of each (default 3)")
     add("--object", metavar="NAME", help="show only the states of this object")
@@ -968,6 +968,10 @@ def _run(options):
     """What main does once it knows the options."""
     if options.top < 1:
         raise ValueError(f"--top is {options.top}; expected at least 1")
+    if options.weight is not None and not options.combine:
+        raise ValueError(f"--weight {options.weight} is that of --combine FILE, which is not given")
+    if options.explain and (options.object or options.state):
+        raise ValueError("--explain names a composition itself: leave --object and --state out")
     inputs = _read_inputs(options)
     scores = _scored(inputs, inputs.vectors, options)
     if options.csv:
@@ -1025,8 +1029,9 @@ def _scored(inputs, vectors, options):
         scores = feasibility_scores(*vectors, inputs.seen, mix=options.mix)
     if inputs.external is None:
         return scores
+    weight = 0.5 if options.weight is None else options.weight
     with _naming(options.combine):
-        mixed = combine(scores, inputs.external, weight=options.weight)
+        mixed = combine(scores, inputs.external, weight=weight)
     return np.where(inputs.seen, 1, mixed)
 
 

@@ -818,6 +818,8 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     What was odd (sideways photos, files in two sets, features of zeros) is added to the notes.
     Under torchrun all processes call this; each extracts its share.
     """
+    if weights:
+        _weights_file(weights)  # says if there is none
     names = dataset.every_image
     source = _finished_source(dataset, names, file, cache, fallback)
     notes = []
@@ -832,6 +834,8 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
         stored = data.read_features(source, names)
         features_of = dict(zip(stored["files"], stored["features"]))
         about = stored.get("key", f"features in {source}")
+        if weights:
+            notes.append(f"the features are those in {source}, so that --weights changes nothing")
         broken = {name: "not there" for name in names if name not in features_of}
         where = f"{source} (of {data.some(stored['files'], 2)}): "
     _check(broken, len(names), skip_broken, where)

@@ -419,7 +419,7 @@ def test_options_that_cannot_be_are_one_line(tiny, tmp_path, capsys, monkeypatch
                                              said):
     monkeypatch.setattr(baselines, "choose_weight_decay", lambda *_: pytest.fail("too late"))
     with pytest.raises(SystemExit) as end:
-        baselines.main(["--model", model, "--dataset", str(tiny), "--device", "cpu", "--epochs", "1",
-                        "--out", str(tmp_path / "out"), *options])
+        baselines.main(["--model", model, "--dataset", str(tiny), "--device", "cpu",
+                        "--epochs", "1", "--out", str(tmp_path / "out"), *options])
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith(f"error: {said}") and error.count("\n") == 1

@@ -4,6 +4,7 @@ On folders made here, and on the real lists of ../shared where it is.
 """
 
 import io
+import itertools
 import os
 import random
 from collections import Counter
@@ -1295,3 +1296,28 @@ def test_sparse_features_are_read(tmp_path):
     torch.save({"files": ["a.png", "b.png"], "features": table.to_sparse()}, tmp_path / "f.t7")
     stored = data.read_features(tmp_path / "f.t7")
     assert (stored["features"] == table.numpy()).all()
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--share", "0.1"], "--share and --seed are of --make-split, which is not given"),
+    (["--seed", "0"], "--share and --seed are of --make-split, which is not given"),
+    (["--make-split", "--seed", "-1"], "error: a seed of -1: expected 0 or more"),
+    (["--make-split", "--share", "0"], "error: a share of 0.0: expected more than 0")])
+def test_options_of_a_split_that_cannot_be(tmp_path, capsys, options, said):
+    rows = [f"{n}.jpg,{state},{object_}\n" for n, (state, object_) in
+            enumerate(itertools.product("abcd", "wxyz"))]
+    (tmp_path / "images.csv").write_text("image,state,object\n" + "".join(rows))
+    with pytest.raises(SystemExit) as end:
+        data.main([str(tmp_path), *options])
+    assert end.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+    assert "split" not in (tmp_path / "images.csv").read_text()
+
+
+def test_the_built_in_data_name_a_seed_and_a_folder_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for options, said in ((["--seed", "-1"], "a seed of -1: expected 0 or more"),
+                          (["--out", str(tmp_path / "file/x")], "cannot write into ")):
+        with pytest.raises(SystemExit) as end:
+            drawings.main(["--out", str(tmp_path / "new"), *options])
+        assert end.value.code == 2 and capsys.readouterr().err.startswith(f"error: {said}")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -514,3 +514,9 @@ def test_the_script_says_what_came_and_refuses_what_it_does_not_know(server, tmp
         with pytest.raises(SystemExit):
             download.main([*arguments, "--data-root", str(tmp_path)])
         assert "only utzappos, mitstates, cgqa can be downloaded" in capsys.readouterr().err
+
+
+def test_a_command_that_names_nothing_says_so(capsys):
+    with pytest.raises(SystemExit):
+        download.main([])
+    assert capsys.readouterr().err.startswith("error: nothing is named: only utzappos, mitstates")

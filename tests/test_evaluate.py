@@ -720,13 +720,14 @@ def test_script_reads_memory_mapped_scores_and_names_what_is_wrong(saved, capsys
 
 def test_script_refuses_two_systems_in_the_place_of_one(saved, capsys):
     folder, arrays = saved
-    for name in ("a.npz", "b.npz"):
-        np.savez(folder / name, **arrays)
+    np.savez(folder / "a.npz", **arrays)
+    np.savez(folder / "b.npz", **arrays | dict(scores=arrays["scores"] + 1))
     with pytest.raises(SystemExit):
         module.main([str(folder / "a.npz"), str(folder / "b.npz")])
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and "b.npz holds scores, target" in error
+    assert error.startswith("error: ") and "b.npz holds other scores than" in error
     assert "--against" in error
+    module.main([str(folder / "a.npz"), str(folder / "a.npz")])  # the same twice harms nothing
 
 
 def test_script_says_what_does_not_exist_and_has_null_for_it(tmp_path):
@@ -1320,3 +1321,10 @@ def test_a_checksum_is_compared_with_named_scores_of_its_folder_alone(saved, tmp
     other.parent.mkdir()
     (folder / "scores.npy").rename(other)
     assert len(module.load([other, folder / "rest.npz"])[0]) == len(scores)
+
+
+def test_a_folder_in_place_of_a_plot_is_named(saved, capsys):
+    folder, _ = saved
+    with pytest.raises(SystemExit):
+        module.main([str(folder / "scores.npz"), "--plot", str(folder)])
+    assert capsys.readouterr().err == f"error: {folder} is a folder: name a file to write\n"

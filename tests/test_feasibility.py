@@ -448,6 +448,8 @@ NO_TABLES = [
     [
         (["--object", "cot"], "no 'cot' in the objects; did you mean 'cat'?"),
         (["--explain", "wet", "zebra"], "no 'zebra' in the objects"),
+        (["--weight", "0.3"], "--weight 0.3 is that of --combine FILE, which is not given"),
+        (["--explain", "wet", "dog", "--state", "wet"], "leave --object and --state out"),
         (["--pairs", "missing.txt"], "missing.txt"),
         (["--pairs", "bad.txt"], "bad.txt, line 2: expected `state object`"),
         (["--pairs", "empty.txt"], "empty.txt, line 1: expected `state object`"),

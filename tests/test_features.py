@@ -1070,3 +1070,15 @@ def test_a_heic_photo_without_its_plugin_says_which(tmp_path):
         pytest.skip("the plugin is installed")
     with pytest.raises(ValueError, match="a.heic .*`pip install pillow-heif`.*b.jpg .not an image"):
         features.extract([tmp_path / "a.heic", tmp_path / "b.jpg"], backbone="pixels")
+
+
+def test_weights_beside_finished_features_are_looked_at_and_said_to_change_nothing(tmp_path):
+    dataset = make_dataset(tmp_path)
+    names = dataset.every_image
+    np.savez(tmp_path / "mine.npz", files=names, features=np.ones((len(names), 3)))
+    with pytest.raises(FileNotFoundError, match="no weights file .*nope.pth"):
+        features.load_features(dataset, file=tmp_path / "mine.npz", weights=tmp_path / "nope.pth")
+    (tmp_path / "some.pth").touch()
+    dataset, _, _ = features.load_features(dataset, file=tmp_path / "mine.npz",
+                                           weights=tmp_path / "some.pth")
+    assert [note for note in dataset.notes if "--weights changes nothing" in note]
