@@ -369,7 +369,7 @@ def prepare_recipe(recipe, members, device, divisor=1):
 
     dataset, features = made_up_fashion(divisor)
     settings = compcos.defaults(recipe)["utzappos"] | dict(
-        model="compcos", members=members, seed=0, world="open", mask="published")
+        model="compcos", members=members, seed=0, world="open", rivals="all", mask="published")
     settings.pop("vectors")
     experiment.steps_to_epochs(settings, len(features["train"]))
     settings["patience"] = None  # nothing is learnt here, and all the epochs are to be timed

@@ -484,7 +484,8 @@ class TrainingLoss(nn.Module):
     the published code does. After each epoch ρ comes from the present embeddings, and α grows
     linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains
     by `compcos_loss` as it stands, in both worlds, instead of the faster forms: the numbers are the
-    same up to rounding, so this is where to try a loss of your own.
+    same up to rounding, so this is where to try a loss of your own. `rivals` "seen": the seen
+    compositions alone compete in the open world, too, in all epochs.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -494,7 +495,7 @@ class TrainingLoss(nn.Module):
 
     def __init__(self, model, seen, *, world="open", scale=20.0, margin=0.4, warmup=15, mix="mean",
                  counts=0.0, images=None, mix_images=0.0, word_rate=1.0, partner_prior=False,
-                 plain=False):
+                 rivals="all", plain=False):
         super().__init__()
         numbers = [scale, margin, warmup, counts, mix_images, word_rate]
         if not (scale > 0 and margin >= 0 and warmup >= 0 and np.isfinite(numbers).all()):
@@ -506,7 +507,9 @@ class TrainingLoss(nn.Module):
         if world not in ("open", "closed") or mix not in list(MIXES):
             raise ValueError(f"world {world!r}, mix {mix!r}: expected open or closed; one of "
                              f"{', '.join(MIXES)}")
-        self.world = world
+        if rivals not in ("all", "seen"):
+            raise ValueError(f"rivals {rivals!r}: expected all or seen")
+        self.seen_alone = world == "closed" or rivals == "seen"
         self.scale = scale
         self.margin = margin
         self.warmup = warmup
@@ -545,10 +548,10 @@ class TrainingLoss(nn.Module):
         mixed = None
         if self.mix_images:
             features, *mixed = mix_batch(features, target, self.mix_images)
-        if self.plain:  # in the closed world the penalty stays infinite: the seen compete alone
+        if self.plain:  # where the seen compete alone, the penalty of the unseen stays infinite
             return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
                                 margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
-        if self.world == "closed":
+        if self.seen_alone:
             return self.closed(model, features, target, mixed)
         penalty = self.penalty
         if self.offsets is not None:
@@ -576,8 +579,8 @@ class TrainingLoss(nn.Module):
         return mean_loss(logits, self.position[target], mixed)
 
     def after_epoch(self, model, epoch):
-        """New margins α·ρ, in the open world; epoch = 1, 2, ..."""
-        if self.world == "closed":
+        """New margins α·ρ, where the unseen compete; epoch = 1, 2, ..."""
+        if self.seen_alone:
             return
         alpha = self.margin * min(1.0, epoch / max(self.warmup, 1))
         self.set_penalty(alpha * model.feasibility(self.seen, mix=self.mix))
@@ -945,7 +948,7 @@ def print_predictions(options):
 PUBLISHED = dict(
     recipe="published", members=1, epochs=300, batch_size=128, lr=5e-5, weight_decay=5e-5,
     passes=1, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
-    mix_images=0.0, average=0.0, word_rate=1.0, partner_prior="off", patience=None)
+    mix_images=0.0, average=0.0, word_rate=1.0, partner_prior="off", patience=None, rivals="all")
 OF_DATASET = {
     "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
@@ -969,6 +972,7 @@ STRONG = PUBLISHED | FOLDER | dict(
     lr=5e-4,
     word_rate=10.0,
     partner_prior="closed",
+    rivals=None,          # all; where few unseen compositions are in validation, the seen alone
 )
 PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # γ, in logits
 
@@ -1025,7 +1029,10 @@ def add_options(parser):
         help="rate of the word embeddings over that of the rest")
     add("--partner-prior", choices=["on", "off", "closed"],
         help="after training, raise unseen compositions whose state and object have many partners,"
-             " as much as validation likes; closed: only after training in the closed world")
+             " as much as validation likes; closed: only where the seen competed alone")
+    add("--rivals", choices=["all", "seen"],
+        help="which compositions compete with the truth in open-world training (default all; seen "
+             f"where validation has fewer than {experiment.FEW_COMPOSITIONS} unseen ones)")
 
 
 @common.command
@@ -1049,10 +1056,11 @@ def main(argv=None):
                 print_predictions(options)
         return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
-    idle = [name for name in ("margin", "warmup", "mix") if getattr(options, name) is not None]
-    if idle and options.world == "closed":
-        print(f"note: in the closed world there are no margins, and --{', --'.join(idle)} changes "
-              "nothing")
+    if seen_alone(prepared.settings):
+        idle = [name for name in ("margin", "warmup", "mix") if getattr(options, name) is not None]
+        if idle:
+            print("note: where the seen compete alone there are no margins, and "
+                  f"--{', --'.join(idle)} changes nothing")
     if options.plain_loss:  # so that --resume does not go on by the other form
         prepared.settings["plain_loss"] = True
     experiment.experiment(
@@ -1060,6 +1068,11 @@ def main(argv=None):
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,
         out=prepared.out, resume=options.resume, save_scores=options.save_scores,
         eager=options.eager, splits=True)
+
+
+def seen_alone(settings):
+    """Whether only the seen compositions compete with the truth in training."""
+    return settings["world"] == "closed" or settings["rivals"] == "seen"
 
 
 def make_model(prepared, *, plain=False):
@@ -1074,11 +1087,12 @@ def make_model(prepared, *, plain=False):
     config["feature_dim"] = prepared.features["train"].shape[1]
     model = build(prepared.state_vectors, prepared.object_vectors, config).to(prepared.device)
     keywords = {key: settings[key] for key in (
-        "world", "scale", "margin", "warmup", "mix", "counts", "mix_images", "word_rate")}
+        "world", "rivals", "scale", "margin", "warmup", "mix", "counts", "mix_images",
+        "word_rate")}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
     images = images.reshape(dataset.seen.shape)
     prior = settings["partner_prior"]
-    partner_prior = prior == "on" or prior == settings["world"]
+    partner_prior = prior == "on" or (prior == "closed" and seen_alone(settings))
     return model.set_training(dataset.seen, images=images, plain=plain,
                               partner_prior=partner_prior, **keywords)
 

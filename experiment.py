@@ -949,6 +949,8 @@ def prepare(options, model, defaults):
     for note in dataset.notes:
         print(f"note: {note}")
     steps_to_epochs(chosen, len(dataset.targets["train"]))
+    if "rivals" in chosen and chosen["rivals"] is None:
+        chosen["rivals"] = choose_rivals(dataset, options.world)
     weights = image_features.weights_behind(dataset, backbone, **places)
     if options.weights and backbone.startswith("ResNet-18"):
         weights = str(Path(options.weights).resolve())
@@ -989,6 +991,22 @@ def unfulfilled(name, value):
     if name in NOT_NEGATIVE and not 0 <= value < math.inf:
         return "0 or more"
     return ""
+
+
+def choose_rivals(dataset, world):
+    """Which compositions compete with the truth in training: "all", or the "seen" where validation
+    has few unseen ones.
+
+    The vocabulary is then small, most of its compositions exist, and as rivals they would be
+    taught to be wrong; how wrong, by the margins, so few cannot tell.
+    """
+    count = len(unseen_shown(dataset.targets["val"], dataset.seen))
+    if count >= FEW_COMPOSITIONS:
+        return "all"
+    if world == "open":
+        print(f"note: validation has {count} unseen compositions, fewer than {FEW_COMPOSITIONS}: "
+              "in training the seen compete alone (--rivals all: the unseen, too)")
+    return "seen"
 
 
 def steps_to_epochs(chosen, images):

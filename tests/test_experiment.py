@@ -1040,10 +1040,11 @@ def test_numbers_that_no_training_can_use(toy, tmp_path, capsys, monkeypatch, op
         assert value in error and ": expected " in error and error.count("\n") == 1
 
 
-def test_what_changes_nothing_in_the_closed_world_is_said(toy, tmp_path, capsys):
+def test_what_changes_nothing_where_the_seen_compete_alone_is_said(toy, tmp_path, capsys):
     options = ["--dataset", toy, "--epochs", 1, "--margin", 1, "--mix", "max"]
-    for world, count in ("open", 0), ("closed", 1):
-        run(*options, "--world", world, "--out", tmp_path / world)
+    for number, (choice, count) in enumerate([
+            (["--rivals", "all"], 0), (["--rivals", "seen"], 1), (["--world", "closed"], 1)]):
+        run(*options, *choice, "--out", tmp_path / str(number))
         assert capsys.readouterr().out.count("no margins, and --margin, --mix changes") == count
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -317,7 +318,7 @@ def test_partner_counts_from_the_definition():
 
 
 def test_the_prior_is_chosen_on_validation_and_kept(toy, tmp_path):  # noqa: F811
-    """After training in the closed world its weight is the best one by validation, which may be 0;
+    """Where the seen competed alone its weight is the best one by validation, which may be 0;
     best.pt holds it; with margins, and in the published recipe, there is none."""
     options = ["--epochs", 2, "--members", 2]
     metrics = run(toy, tmp_path / "closed", *options, "--world", "closed", "--save-scores")
@@ -327,8 +328,50 @@ def test_the_prior_is_chosen_on_validation_and_kept(toy, tmp_path):  # noqa: F81
     row = list(stored["files"]).index(data.load(str(toy)).images["test"][0])
     score = model(torch.as_tensor(stored["features"][[row]])).detach().numpy().ravel()
     np.testing.assert_allclose(score, np.load(tmp_path / "closed/scores.npy")[0], atol=1e-5)
-    for number, extra in enumerate(([], ["--world", "closed", "--recipe", "published"])):
+    published = ["--world", "closed", "--recipe", "published"]
+    for number, extra in enumerate((["--rivals", "all"], published)):
         assert "prior_weight" not in run(toy, tmp_path / str(number), *options, *extra)
+
+
+@pytest.mark.parametrize("count, rivals", [(0, "seen"), (19, "seen"), (20, "all"), (40, "all")])
+def test_few_unseen_compositions_do_not_compete(count, rivals, capsys):
+    """Where validation has fewer than 20 unseen compositions; it is said, and can be undone."""
+    seen = np.arange(60).reshape(6, 10) >= 40
+    dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(np.arange(count), 59)))
+    assert experiment.choose_rivals(dataset, "open") == rivals
+    assert ("--rivals all" in capsys.readouterr().out) == (rivals == "seen")
+
+
+def test_the_rivals_of_a_run(toy, tmp_path):  # noqa: F811
+    """Four unseen compositions in validation are few; the published recipe and --rivals all keep
+    their margins."""
+    options = ["--epochs", 1, "--members", 1]
+    found = {}
+    for name, extra in dict(own=[], all=["--rivals", "all"],
+                            published=["--recipe", "published"]).items():
+        found[name] = run(toy, tmp_path / name, *options, *extra)["settings"]["rivals"]
+    assert found == dict(own="seen", all="all", published="all")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_seen_alone_compete_as_in_the_closed_world(plain):
+    """With rivals "seen" the open world's loss is Eq. 2, before and after an epoch."""
+    random = np.random.default_rng(0)
+    seen = torch.tensor(random.random((4, 5)) < 0.5)
+    seen[0, 0] = True
+    features = torch.as_tensor(random.normal(size=(8, 6)), dtype=torch.float32)
+    target = torch.as_tensor(random.choice(np.flatnonzero(seen), 8))
+    torch.manual_seed(0)
+    model = CompCos(random.normal(size=(4, 3)), random.normal(size=(5, 3)), 6, dropout=0.0)
+    losses = []
+    for choice in dict(world="closed"), dict(rivals="seen"):
+        model.set_training(seen, plain=plain, **choice)
+        for epoch in (1, 2):
+            losses.append(float(model.loss(features, target).detach()))
+            model.after_epoch(epoch)
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    with pytest.raises(ValueError, match="rivals 'none'"):
+        model.set_training(seen, rivals="none")
 
 
 def test_the_best_weight_of_the_prior_wins():
