@@ -972,7 +972,7 @@ STRONG = PUBLISHED | FOLDER | dict(
     lr=5e-4,
     word_rate=10.0,
     partner_prior="closed",
-    rivals=None,          # all; where few unseen compositions are in validation, the seen alone
+    rivals=None,          # chosen by experiment.choose_rivals
 )
 PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # γ, in logits
 
@@ -1031,8 +1031,9 @@ def add_options(parser):
         help="after training, raise unseen compositions whose state and object have many partners,"
              " as much as validation likes; closed: only where the seen competed alone")
     add("--rivals", choices=["all", "seen"],
-        help="which compositions compete with the truth in open-world training (default all; seen "
-             f"where validation has fewer than {experiment.FEW_COMPOSITIONS} unseen ones)")
+        help="which compositions compete with the truth in open-world training (default all; in "
+             "the strong recipe seen, where these are half of all or more, and validation has "
+             f"fewer than {experiment.FEW_COMPOSITIONS} unseen ones)")
 
 
 @common.command

@@ -994,18 +994,20 @@ def unfulfilled(name, value):
 
 
 def choose_rivals(dataset, world):
-    """Which compositions compete with the truth in training: "all", or the "seen" where validation
-    has few unseen ones.
+    """Which compositions compete with the truth in training: "all", or the "seen" alone.
 
-    The vocabulary is then small, most of its compositions exist, and as rivals they would be
-    taught to be wrong; how wrong, by the margins, so few cannot tell.
+    The seen alone where they are at least half of all, and validation has few unseen ones. Most of
+    the unseen then exist, and as rivals they would be taught to be wrong; how wrong, by the
+    margins, so few cannot tell.
     """
     count = len(unseen_shown(dataset.targets["val"], dataset.seen))
-    if count >= FEW_COMPOSITIONS:
+    share = dataset.seen.mean()
+    if count >= FEW_COMPOSITIONS or share < 0.5:
         return "all"
     if world == "open":
-        print(f"note: validation has {count} unseen compositions, fewer than {FEW_COMPOSITIONS}: "
-              "in training the seen compete alone (--rivals all: the unseen, too)")
+        print(f"note: {share:.0%} of all compositions are seen in training, and validation has "
+              f"{count} unseen ones, fewer than {FEW_COMPOSITIONS}: the seen alone compete in "
+              "training (--rivals all: the unseen, too)")
     return "seen"
 
 

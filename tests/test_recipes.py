@@ -333,24 +333,26 @@ def test_the_prior_is_chosen_on_validation_and_kept(toy, tmp_path):  # noqa: F81
         assert "prior_weight" not in run(toy, tmp_path / str(number), *options, *extra)
 
 
-@pytest.mark.parametrize("count, rivals", [(0, "seen"), (19, "seen"), (20, "all"), (40, "all")])
-def test_few_unseen_compositions_do_not_compete(count, rivals, capsys):
-    """Where validation has fewer than 20 unseen compositions; it is said, and can be undone."""
-    seen = np.arange(60).reshape(6, 10) >= 40
-    dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(np.arange(count), 59)))
+@pytest.mark.parametrize("seen_count, unseen_count, rivals", [
+    (30, 0, "seen"), (30, 19, "seen"), (30, 20, "all"), (29, 19, "all"), (40, 19, "seen")])
+def test_few_unseen_compositions_among_many_seen_do_not_compete(
+        seen_count, unseen_count, rivals, capsys):
+    """Of 60 at least 30 seen, and fewer than 20 unseen in validation: said, and can be undone."""
+    seen = np.arange(60).reshape(6, 10) < seen_count
+    shown = 59 - np.arange(unseen_count)
+    dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(shown, 0)))
     assert experiment.choose_rivals(dataset, "open") == rivals
     assert ("--rivals all" in capsys.readouterr().out) == (rivals == "seen")
 
 
 def test_the_rivals_of_a_run(toy, tmp_path):  # noqa: F811
-    """Four unseen compositions in validation are few; the published recipe and --rivals all keep
-    their margins."""
+    """Less than half of the toy's compositions are seen."""
     options = ["--epochs", 1, "--members", 1]
     found = {}
-    for name, extra in dict(own=[], all=["--rivals", "all"],
+    for name, extra in dict(own=[], seen=["--rivals", "seen"],
                             published=["--recipe", "published"]).items():
         found[name] = run(toy, tmp_path / name, *options, *extra)["settings"]["rivals"]
-    assert found == dict(own="seen", all="all", published="all")
+    assert found == dict(own="all", seen="seen", published="all")
 
 
 @pytest.mark.parametrize("plain", [False, True])
