@@ -1321,15 +1321,11 @@ def own_options():
     return parser
 
 
-def parse(where, text, module):
-    """The options of runs of a module, parsed, which begin after the word `where`. ValueError: one
-    that this script chooses itself, so that it would change nothing."""
+def parse(where, words, module):
+    """Options for runs of a module, a list of words after `where`, parsed. ValueError: one that
+    this script chooses itself, so that it would change nothing."""
     parser = argparse.ArgumentParser(where, allow_abbrev=False)
     module.add_options(parser)
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"{where} {text!r}: {error}") from None
     parsed = parser.parse_args(words)
     for name in OWN_CHOICE:
         if hasattr(parsed, name) and getattr(parsed, name) != parser.get_default(name):
@@ -1340,7 +1336,7 @@ def parse(where, text, module):
 
 def prepare(shared, out):
     """Data and settings of the options that go to all runs (`experiment.Prepared`)."""
-    parsed = parse("reproduce.py", shlex.join(shared), experiment)
+    parsed = parse("reproduce.py", shared, experiment)
     parsed.out = out
     return experiment.prepare(parsed, "compcos", compcos.defaults("published"))
 
@@ -1351,7 +1347,12 @@ def check_options(options):
     experiment.check_seeds(options.seeds)
     for name in ("compcos", "strong", *baselines.MODELS):
         module = baselines if name in baselines.MODELS else compcos
-        parse(f"reproduce.py --{name}", vars(options)[name], module)
+        text = vars(options)[name]
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"reproduce.py --{name} {text!r}: {error}") from None
+        parse(f"reproduce.py --{name}", words, module)
 
 
 def plan_all(options, shared, settings, out):
