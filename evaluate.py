@@ -187,9 +187,8 @@ class BiasSweep:
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
 
         `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at
-        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (where no larger, or no
-        smaller, bias has another HM: at that infinite bias) and `..._unseen_only` (bias +inf);
-        `n_seen, n_unseen, topk, protocol`.
+        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (at `bias`) and
+        `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk, protocol`.
 
         `confidence`, as 0.95, adds `<metric>_low` and `<metric>_high`, percentiles over 1,000
         seeded bootstrap resamples, and `unit`, what these draw: an "image", which answers for
@@ -789,13 +788,12 @@ def _metrics(images, counts, protocol, unit, average):
     values = dict(zip(HEADLINE, _headline(curve, area)))
     nan = float("nan")
     values |= {"hm_seen": nan, "hm_unseen": nan, "bias": nan}
-    judged_at = nan
     if not np.isnan(area):
         i = _best_entry(curve)
         values["hm_seen"] = float(curve.seen[i])
         values["hm_unseen"] = float(curve.unseen[i])
-        values["bias"], judged_at = _bias_of_entry(curve, i, protocol)
-    for when, bias in (("", 0.0), ("_at_best_hm", judged_at), ("_unseen_only", np.inf)):
+        values["bias"] = _bias_of_entry(curve, i, protocol)
+    for when, bias in (("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf)):
         for column, name in PRIMITIVES:
             values[name + when] = _accuracy(images.kept, column, bias, weights)
     return values
@@ -808,14 +806,13 @@ def _best_entry(curve):
 
 
 def _bias_of_entry(curve, i, protocol):
-    """A finite bias at which entry i of a curve holds, and the one to judge state and object at.
+    """A finite bias at which entry i of a curve holds.
 
-    Exact: midway to the bias where an accuracy next changes. At the ends of the curve any finite
-    bias is as good as another, but depends on the scale of the scores; the second is infinite.
+    Exact: midway to the bias where an accuracy next changes; 1 away from the only one, at the ends.
     """
     low = curve.bias[i]
     if protocol == "published":
-        return float(low), float(low)
+        return float(low)
     # Biases where only images without weight turn are no ends.
     changed = (curve.seen[i:] != curve.seen[i]) | (curve.unseen[i:] != curve.unseen[i])
     high = np.inf
@@ -823,15 +820,15 @@ def _bias_of_entry(curve, i, protocol):
         high = curve.bias[i + changed.argmax()]
 
     if low == -np.inf and high == np.inf:
-        return 0.0, 0.0
+        return 0.0
     if low == -np.inf:
-        return float(min(high - 1, 0.0)), -np.inf
+        return float(min(high - 1, 0.0))
     if high == np.inf:
-        return float(max(low + 1, np.nextafter(low, np.inf))), np.inf
+        return float(max(low + 1, np.nextafter(low, np.inf)))
     middle = float(low / 2 + high / 2)
     if not low < middle:  # neighbouring floats: the entry holds at the upper one
-        middle = float(high)
-    return middle, middle
+        return float(high)
+    return middle
 
 
 def _accuracy(kept, column, bias, weights):
@@ -943,8 +940,6 @@ def _checked_bias(bias):
     if not _is_number(number):
         raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of "
                          "seen or unseen alone has none")
-    if number.dtype.kind in "iu" and int(float(number)) != int(number):
-        raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
     return float(number)
 
 
@@ -1127,7 +1122,7 @@ def write_compositions(sweep, path, average="image"):
     curve = sweep.curve(average=average)
     best_bias = float("nan")
     if not np.isnan(curve.seen + curve.unseen).any():
-        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")[1]
+        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")
 
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]
