@@ -169,9 +169,7 @@ class CompCos(nn.Module):
     def feasibility(self, seen, *, mix="mean"):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
         (S, O) bool."""
-        states = self.states.detach().cpu().numpy()
-        objects = self.objects.detach().cpu().numpy()
-        return feasibility_scores(states, objects, np.asarray(torch.as_tensor(seen).cpu()), mix=mix)
+        return feasibility_scores(self.states, self.objects, seen, mix=mix)
 
     def set_training(self, seen, **settings):
         """Say how the model is to be trained: `seen` (S, O) bool and the keywords of
@@ -545,7 +543,7 @@ class TrainingLoss(nn.Module):
         self.is_alone = True  # no other member fills a GPU meanwhile
         device = model.states.device
         dtype = model.states.dtype
-        seen = torch.as_tensor(seen, device=device)
+        seen = train.as_tensor(seen, device)
         offsets = None
         if counts:
             offsets = counts * log_counts(seen.cpu(), images)  # on the CPU: MPS has no float64
@@ -621,7 +619,7 @@ def log_counts(seen, images):
 
     images (S, O) counts; a seen composition without an image counts as one with one.
     """
-    images = torch.as_tensor(images, device=seen.device).clamp_min(1)
+    images = train.as_tensor(images, seen.device).clamp_min(1)
     logs = images.double().log()
     return torch.where(seen, logs - logs[seen].mean(), 0.0)
 
@@ -741,7 +739,7 @@ def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
     features = as_features(model, features)
     if candidates is None:
         candidates = torch.ones(total, dtype=torch.bool)
-    allowed = torch.as_tensor(candidates)
+    allowed = train.as_tensor(candidates)
     shapes = [(total,), (len(model.states), len(model.objects))]
     if allowed.dtype != torch.bool or allowed.shape not in shapes or not allowed.any():
         raise ValueError(f"candidates are {allowed.dtype} {tuple(allowed.shape)} with "

@@ -33,6 +33,7 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 import argparse
 import json
 import os
+import signal
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -1201,6 +1202,10 @@ def run(options):
     comparisons = {}
     if options.against:
         other = _sweep_of_files(options.against, options.topk)
+        if not np.array_equal(sweep.candidates, other.candidates):
+            warnings.warn(f"a has {sweep.candidates.sum():,} candidates, b "
+                          f"{other.candidates.sum():,}, not the same: the differences below are "
+                          "also those of the candidates")
         confidence = 0.95 if options.confidence is None else options.confidence
         for protocol in PROTOCOLS:
             comparisons[protocol] = compare(sweep, other, confidence, unit, protocol=protocol,
@@ -1255,5 +1260,6 @@ if __name__ == "__main__":
         from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
-        pass
+        if hasattr(signal, "SIGPIPE"):  # Windows has none
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly once `| head` has enough
     main()

@@ -8,8 +8,7 @@ and word vectors:
     python feasibility.py --pairs train_pairs.txt --vectors glove.6B.300d.txt [--explain wet cat]
 
 S states, O objects, D the size of their vectors; the composition (s, o) is entry [s, o] of an
-(S, O) array. Arrays are anything NumPy understands; from PyTorch pass
-`embedding.detach().cpu().numpy()`.
+(S, O) array. Arrays are anything NumPy understands, and torch tensors.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import gzip
 import json
 import operator
 import re
+import signal
 import sys
 import warnings
 import zlib
@@ -292,8 +292,12 @@ def _array(value, name):
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost; fill it first")
     try:
+        if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or without
+            value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":  # NumPy has none; float32 holds each exactly
+                value = value.float()
         return np.asarray(value)
-    except Exception as error:  # ragged lists, tensors with gradients or on a GPU: many types
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ragged lists, say
         raise ValueError(f"{name} is no array: {error}") from None
 
 
@@ -1151,5 +1155,6 @@ if __name__ == "__main__":
         from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
-        pass
+        if hasattr(signal, "SIGPIPE"):  # Windows has none
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly once `| head` has enough
     main()

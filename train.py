@@ -63,7 +63,7 @@ def as_tensor(values, device=None):
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an array of {array.dtype} {array.shape}: expected real numbers")
-    return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
+    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
 
 
 def primitive_vectors(state_vectors, object_vectors):

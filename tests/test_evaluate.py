@@ -1215,6 +1215,34 @@ def test_script_compares_averages_and_resamples(saved, capsys, monkeypatch):
     assert "other.npz: scores must be finite" in capsys.readouterr().err  # not scores.npz
 
 
+def test_script_says_that_the_candidates_differ(saved, monkeypatch, recwarn):
+    monkeypatch.setattr(module, "RESAMPLES", 10)
+    folder, arrays = saved
+    np.savez(folder / "open.npz", **{**arrays, "candidates": np.ones(9, bool)})
+    closed, opened = str(folder / "scores.npz"), str(folder / "open.npz")
+    module.main([closed, "--against", closed])
+    assert not recwarn.list
+    module.main([closed, "--against", opened])
+    (warning,) = recwarn.list
+    assert f"a has {arrays['candidates'].sum()} candidates, b 9" in str(warning.message)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pipe of Unix")
+@pytest.mark.parametrize("alone", [True, False])
+def test_script_is_quiet_when_its_reader_has_enough(saved, alone):
+    folder, _ = saved
+    script = module.__file__
+    if alone:
+        script = folder / "evaluate.py"
+        script.write_bytes(Path(module.__file__).read_bytes())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(script), str(folder / "scores.npz")]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=folder)
+    os.close(writer)
+    assert ended.stderr == b""
+
+
 def test_a_comparison_shows_no_negative_zero():
     values = {"confidence": 0.95, "unit": "image"}
     for name in HEADLINE:
