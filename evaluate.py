@@ -421,7 +421,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
 
 
 class Levels(NamedTuple):
-    """Which unseen candidates remain at each of T ascending thresholds, and how to use it.
+    """Which unseen candidates remain at each of T ascending thresholds.
 
     The level of a column is the last threshold at which it is kept, -1 if it never competes. The
     candidates of threshold i are those of level i or more, so the best unseen score at i is the
@@ -430,9 +430,9 @@ class Levels(NamedTuple):
     level: np.ndarray  # (P,)
     removed: np.ndarray  # (T,) share of the candidates that each threshold removes
     seen_group: Group
-    feasible: np.ndarray  # the most feasible columns, a sixteenth or more, ascending by level
-    runs: np.ndarray  # (R,) the levels among them
-    starts: np.ndarray  # (R,) where each begins in `feasible`
+    columns: np.ndarray  # (n,) those that compete at some threshold, ascending by level
+    occupied: np.ndarray  # (R,) their levels, each once
+    starts: np.ndarray  # (R,) where each of these begins in `columns`
 
     def reduce(self, block, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
@@ -444,22 +444,11 @@ class Levels(NamedTuple):
                           self._truth_wins(block, target, best), target)
 
     def _best_unseen(self, block, scratch):
-        """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
-
-        The most feasible columns compete at every threshold at which any other does. So of the
-        others only those above the best of these can matter: few, unless scores and feasibility
-        contradict each other.
-        """
+        """The best score of an unseen candidate at each threshold: (B, T), -inf without any."""
         best = np.full((len(block), len(self.removed)), -np.inf, block.dtype)
-        if not len(self.feasible):
-            return best
-        scores = _gather(block, self.feasible, scratch)
-        best[:, self.runs] = np.maximum.reduceat(scores, self.starts, axis=1)
-        above = np.flatnonzero(block > best.max(axis=1, keepdims=True))
-        rows, columns = np.divmod(above, block.shape[1])
-        competes = self.level[columns] >= 0
-        rows, columns = rows[competes], columns[competes]
-        np.maximum.at(best, (rows, self.level[columns]), block[rows, columns])
+        if len(self.columns):
+            scores = _gather(block, self.columns, scratch)
+            best[:, self.occupied] = np.maximum.reduceat(scores, self.starts, axis=1)
         return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
 
     def _truth_wins(self, block, target, best):
@@ -490,16 +479,9 @@ def _levels(whole, feasibility, steps):
     ending = np.bincount(level[unseen] + 1, minlength=len(steps) + 1)
     removed = np.cumsum(ending)[:len(steps)] / max(whole.candidates.sum(), 1)
 
-    # The most feasible sixteenth, and what shares a level with its first column.
-    order = np.argsort(level, kind="stable")
-    order = order[(level < 0).sum():]
-    runs, starts = np.unique(level[order], return_index=True)
-    if len(order):
-        first = np.searchsorted(starts, len(order) * 15 // 16, "right") - 1
-        order = order[starts[first]:]
-        runs = runs[first:]
-        starts = starts[first:] - starts[first]
-    return Levels(level, removed, whole._seen_group, order, runs, starts)
+    columns = np.argsort(level, kind="stable")[(level < 0).sum():]
+    occupied, starts = np.unique(level[columns], return_index=True)
+    return Levels(level, removed, whole._seen_group, columns, occupied, starts)
 
 
 def _iterated(blocks):
