@@ -293,11 +293,8 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     both = (sweep_a._images(), sweep_b._images())
 
     # Resamples are drawn in the order in which the images were given, which both share.
-    order = both[0].turns.order
-    composition = np.empty_like(both[0].composition)
-    composition[order] = both[0].composition
-    seen = np.empty_like(both[0].turns.seen)
-    seen[order] = both[0].turns.seen
+    composition = _as_given(both[0], both[0].composition)
+    seen = _as_given(both[0], both[0].turns.seen)
     _warn_of_a_missing_half(int(seen.sum()), len(seen))
 
     def headlines(counts, unit):  # of both: two lists of 4
@@ -357,9 +354,7 @@ def _check_comparable(sweep_a, sweep_b):
     targets = []
     for sweep in (sweep_a, sweep_b):
         images = sweep._images()
-        target = np.empty(len(images.kept), int)
-        target[images.turns.order] = images.kept[:, TARGET]
-        targets.append(target)
+        targets.append(_as_given(images, images.kept[:, TARGET].astype(int)))
     if len(targets[0]) != len(targets[1]):
         raise ValueError(f"the numbers of images differ, {len(targets[0])} and "
                          f"{len(targets[1])}: {must}")
@@ -368,6 +363,13 @@ def _check_comparable(sweep_a, sweep_b):
         row = different.argmax()
         raise ValueError(f"targets differ, first in row {row} ({targets[0][row]} and "
                          f"{targets[1][row]}): {must}, in the same order")
+
+
+def _as_given(images, values):
+    """Values (N,) in the order of the Images, back in the order in which these were given."""
+    given = np.empty_like(values)
+    given[images.turns.order] = values
+    return given
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, gather=None):
@@ -380,19 +382,18 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
     processes have blocks of their own, hands each the list of what all of them give it.
     """
     whole = BiasSweep(seen, candidates=candidates)
-    feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape).astype(float)
-    thresholds = _array("thresholds", thresholds, "fiu", (None,)).astype(float)
-    if not len(thresholds):
-        raise ValueError("feasibility and thresholds must be numbers, got no threshold")
-    if np.isnan(feasibility).any() or np.isnan(thresholds).any():
-        raise ValueError("feasibility and thresholds must be numbers, got nan")
-    if gather is not None and not callable(gather):
-        raise ValueError(f"gather must be a function or None, got {_in_words(gather)}")
+    feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
+    thresholds = _numbers("thresholds", thresholds, (None,))
+    try:
+        blocks = iter(blocks)
+    except TypeError:
+        raise ValueError("blocks must be an iterable of pairs (scores, target), "
+                         f"got {type(blocks).__name__}") from None
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
     levels = _levels(whole, feasibility, steps)
 
     parts = []
-    for block in _iterated(blocks):
+    for block in blocks:
         if not isinstance(block, (tuple, list)) or len(block) != 2:
             raise ValueError("blocks must be pairs (scores, target), as [(scores, target)]; "
                              f"got {type(block).__name__}")
@@ -416,7 +417,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
-    return dict(threshold=steps[inverse], removed=levels.removed[inverse], auc=auc,
+    return dict(threshold=thresholds, removed=levels.removed[inverse], auc=auc,
                 auc_published=published)
 
 
@@ -482,15 +483,6 @@ def _levels(whole, feasibility, steps):
     columns = np.argsort(level, kind="stable")[(level < 0).sum():]
     occupied, starts = np.unique(level[columns], return_index=True)
     return Levels(level, removed, whole._seen_group, columns, occupied, starts)
-
-
-def _iterated(blocks):
-    """The items of `blocks`, or a ValueError if it cannot be iterated."""
-    try:
-        return iter(blocks)
-    except TypeError:
-        raise ValueError("blocks must be an iterable of pairs (scores, target), "
-                         f"got {type(blocks).__name__}") from None
 
 
 # From scores to what is kept of an image.
@@ -901,6 +893,16 @@ def _array(name, values, kinds, shape, below=None):
         raise ValueError(f"{name} must lie in 0 to {below - 1}, got {values[wrong][0]} in row "
                          f"{wrong.argmax()}")
     return values.astype(int)
+
+
+def _numbers(name, values, shape):
+    """A float64 array of a shape (None: any length) without nan; or a ValueError."""
+    numbers = _array(name, values, "fiu", shape).astype(float)
+    nans = int(np.isnan(numbers).sum())
+    if nans or not numbers.size:
+        raise ValueError(f"{name} must be one or more numbers, got {numbers.size}, {nans} of them "
+                         "nan")
+    return numbers
 
 
 def _is_number(array):
