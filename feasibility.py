@@ -525,7 +525,7 @@ def read_vectors(path, states, objects, words, *, missing="error"):
     names = [*states, *objects]
     looked_up = [words.get(name, name) for name in names]
     _check_plain(path)
-    if _is_archive(path):
+    if str(path).endswith(".npz") or _begins_with(path, b"PK"):
         kind = "npz"
         state_table, object_table = _npz_tables(path)
     else:
@@ -660,11 +660,15 @@ def _vector_of(numbers, dim, where, word):
         raise ValueError(f"{where}: {word.decode()!r} needs {dim} numbers, not {text!r}") from None
 
 
+def _begins_with(path, magic):
+    """Whether these bytes begin a file."""
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
 def _opened(path):
     """The file in binary, unpacked on the way if it is gzip."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
+    if _begins_with(path, b"\x1f\x8b"):
         return gzip.open(path)
     return open(path, "rb")
 
@@ -688,14 +692,6 @@ def _shape_of_text(head, path):
     lines = [line for line in lines if line.strip()][:100]
     widths = Counter(len(line.split()) - 1 for line in lines)
     return "glove", max(widths.most_common(1)[0][0], 1), start
-
-
-def _is_archive(path):
-    """Whether a file calls itself an .npz or begins as one."""
-    if str(path).endswith(".npz"):
-        return True
-    with open(path, "rb") as file:
-        return file.read(2) == b"PK"
 
 
 def _npz_tables(path):
