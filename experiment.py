@@ -168,7 +168,7 @@ def fit_temperature(scores, target):
         better = newton.clamp(sharpness / 2, sharpness * 2)
         change = float(better / sharpness - 1)
         sharpness = better
-        if abs(change) < 1e-5:
+        if abs(change) < 1e-3:
             break
     return float(1 / sharpness)
 
