@@ -169,7 +169,7 @@ def fit_temperature(scores, target):
         better = newton.clamp(sharpness / 2, sharpness * 2)
         change = float(better / sharpness - 1)
         sharpness = better
-        if abs(change) < 1e-5:
+        if abs(change) < 1e-3:
             break
     return float(1 / sharpness)
 
@@ -1082,15 +1082,18 @@ def choose_rivals(dataset, world):
 
 def steps_to_epochs(chosen, images):
     """Put epochs and warm-up where a recipe counts in steps, so that all sizes of data train alike.
+
+    An epoch of its is several passes over small data, also where --epochs says how many.
     """
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
     batch = min(chosen["batch_size"], images)
     steps_an_epoch = math.ceil(images / batch)
-    if chosen["epochs"] is None:
+    if steps is not None:
         chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
         steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
+    if chosen["epochs"] is None:
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen["patience"] is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))

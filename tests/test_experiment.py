@@ -24,6 +24,7 @@ import evaluate
 import experiment
 import features as image_features
 import drawings
+import reproduce
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
@@ -853,8 +854,8 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
 
     def read(path):
         if path.suffix == ".npz":
-            data.check_archive(path)
-            with np.load(path) as archive:
+            with reproduce.result(path), np.load(path) as archive:
+                data.check_archive(path)
                 return {name: archive[name].tobytes() for name in archive}
         held = train.load_file(path, {})
         weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}

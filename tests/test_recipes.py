@@ -60,6 +60,7 @@ def test_lengths_are_counted_in_steps(images, passes, steps_an_epoch):
     given = compcos.STRONG | dict(epochs=7)
     experiment.steps_to_epochs(given, images)
     assert given["epochs"] == 7 and given["patience"] is None
+    assert (given["passes"], given["warmup"]) == (passes, chosen["warmup"])  # epochs are as long
 
 
 def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
