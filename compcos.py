@@ -294,6 +294,16 @@ def as_pairs(pairs, device):
     return pairs.long()
 
 
+def as_seen(seen, model):
+    """What is given as the seen compositions, (S, O) bool on the model's device, or a ValueError."""
+    seen = train.as_tensor(seen, model.states.device)
+    shape = (len(model.states), len(model.objects))
+    if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
+        raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)} with {int(seen.sum())} seen: "
+                         f"expected bool {shape}, states by objects, one or more seen")
+    return seen
+
+
 def is_integer(tensor):
     """Whether a tensor holds integers; bool are none."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
@@ -543,7 +553,7 @@ class TrainingLoss(nn.Module):
         self.is_alone = True  # no other member fills a GPU meanwhile
         device = model.states.device
         dtype = model.states.dtype
-        seen = train.as_tensor(seen, device)
+        seen = as_seen(seen, model)
         offsets = None
         if counts:
             offsets = counts * log_counts(seen.cpu(), images)  # on the CPU: MPS has no float64

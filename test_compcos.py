@@ -348,6 +348,22 @@ def test_the_loss_says_which_array_does_not_fit(wrong, message):
         compcos_loss(**right | wrong, scale=20.0)
 
 
+@pytest.mark.parametrize("world", ["open", "closed"])
+@pytest.mark.parametrize(
+    "seen, message",
+    [
+        (np.ones((5, 7), np.uint8), "seen is torch.uint8"),
+        (np.ones((7, 5), bool), r"\(7, 5\).*expected bool \(5, 7\)"),
+        (np.ones(35, bool), r"\(35,\)"),
+        (np.zeros((5, 7), bool), "with 0 seen"),
+    ],
+)
+def test_training_says_what_seen_must_be(seen, message, world):
+    model, _, _, _ = small()
+    with pytest.raises(ValueError, match=message):
+        model.set_training(seen, world=world)
+
+
 @pytest.mark.parametrize("pairs", [[0, 1], [[0.0, 1.0]], np.zeros((2, 5), int), [[True, False]]])
 def test_pairs_are_two_integers_each(pairs):
     model, x, _, _ = small()
