@@ -295,7 +295,7 @@ def as_pairs(pairs, device):
 
 
 def as_seen(seen, model):
-    """What is given as the seen compositions, (S, O) bool on the model's device, or a ValueError."""
+    """The seen compositions (S, O) as a bool tensor on the model's device, or a ValueError."""
     seen = train.as_tensor(seen, model.states.device)
     shape = (len(model.states), len(model.objects))
     if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
