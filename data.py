@@ -25,6 +25,7 @@ import warnings
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -730,10 +731,10 @@ def no_photos(paths):
     unreadable = {}
     pool = ThreadPoolExecutor(DECODERS)
     try:
-        with (warnings.catch_warnings(),
+        with (pixel_limit() as limit,
               common.Progress("decoding", len(paths), "images") as progress):
-            warnings.simplefilter("ignore")  # of large photos, which are read all the same
-            for name, why in zip(paths, pool.map(no_photo, paths.values())):
+            problems = pool.map(lambda path: no_photo(path, limit=limit), paths.values())
+            for name, why in zip(paths, problems):
                 if why:
                     unreadable[name] = why
                 progress.update()
@@ -771,19 +772,52 @@ def missing(images, found, where):
     return [f"{len(lost):,} of {count(len(images), 'image')} {where}: {some(lost)}"]
 
 
-def no_photo(path):
-    """Why a file cannot be read as a photo, None if it can. It is decoded to its end."""
-    if not path.is_file():
-        return "no plain file"
+def look_through(image):
+    """Decode an opened image to its end, a JPEG at a fraction of its size, which is faster."""
+    image.draft("RGB", (256, 256))
+    rgb(image)
+
+
+def no_photo(path, use=look_through, limit=None):
+    """Why a file cannot be read as a photo, None if it can and `use(image)` raised nothing.
+
+    limit: the most pixels, as `check_pixels` counts them; None: Pillow's own limit alone.
+    """
+    path = Path(path)
     try:
+        if not path.exists():
+            return "not there"
+        if not path.is_file():
+            return "no plain file"
         with Image.open(path) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            check_pixels(image.size, limit and 2 * limit)
-            image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
-            rgb(image)
+            check_pixels(image.size, limit)
+            use(image)
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
+
+
+@contextmanager
+def pixel_limit(max_pixels=None):
+    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
+
+    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
+    the limit is refused, so Pillow's is lifted for the time being, and its warnings, which name no
+    file, are silent.
+    """
+    if max_pixels is not None and max_pixels < 1:
+        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
+    pillows = Image.MAX_IMAGE_PIXELS
+    limit = max_pixels
+    if limit is None and pillows is not None:
+        limit = 2 * pillows
+    Image.MAX_IMAGE_PIXELS = limit
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")
+            yield limit
+    finally:
+        Image.MAX_IMAGE_PIXELS = pillows
 
 
 def rgb(image):

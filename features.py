@@ -12,17 +12,14 @@ import argparse
 import copy
 import glob
 import hashlib
-import io
 import os
 import re
 import tempfile
 import time
-import warnings
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +30,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import nn
 
 import data
@@ -45,6 +42,15 @@ WEIGHTS_DIGITS = 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+TURNS = {  # orientation -> what turns the photo upright, as PIL.ImageOps.exif_transpose does
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
 
 
@@ -278,52 +284,33 @@ class _Photo(NamedTuple):
     digest: str             # equal for files of equal bytes
 
 
+def _orientation(image):
+    """An image's EXIF tag of orientation; 1, upright, where there is none that can be read."""
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of damaged tags all sorts; the picture beside them may be whole
+        return 1
+
+
 def _decode(path, crop, shrink, upright, limit=None):
     """Write what `shrink` makes of one image file into an array, unless it cannot be read: _Photo.
 
     limit: the most pixels of an image as it is, or with its short side brought to 256.
     """
-    path = Path(path)
     digest = ""
     is_turned = False
-    try:
-        if not path.exists():
-            raise FileNotFoundError("not there")
-        if not path.is_file():
-            raise OSError("no plain file")
-        content = path.read_bytes()
-        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-        with Image.open(io.BytesIO(content)) as image:
-            data.check_pixels(image.size, limit)
-            is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
-            if upright:
-                image = ImageOps.exif_transpose(image)
-            crop[:] = shrink(image)
-    except Exception as error:  # decoders of broken files raise all sorts
-        return _Photo(data.unreadable_because(path, error), is_turned, digest)
-    return _Photo(None, is_turned, digest)
 
+    def fill(image):
+        nonlocal digest, is_turned
+        digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+        orientation = _orientation(image)
+        is_turned = orientation in TURNS
+        if is_turned and upright:
+            image = image.transpose(TURNS[orientation])
+        crop[:] = shrink(image)
 
-@contextmanager
-def _pixel_limit(max_pixels):
-    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
-
-    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
-    the limit is refused, so Pillow's is lifted, and its warning silent, for the time being.
-    """
-    if max_pixels is not None and max_pixels < 1:
-        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
-    pillows = Image.MAX_IMAGE_PIXELS
-    limit = max_pixels
-    if limit is None and pillows is not None:
-        limit = 2 * pillows
-    Image.MAX_IMAGE_PIXELS = limit
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            yield limit
-    finally:
-        Image.MAX_IMAGE_PIXELS = pillows
+    problem = data.no_photo(path, fill, limit)
+    return _Photo(problem, is_turned, digest)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
@@ -521,7 +508,7 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
         backbone = load_backbone()
     rows = {}
     broken = {}
-    with _pixel_limit(max_pixels) as limit:
+    with data.pixel_limit(max_pixels) as limit:
         for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
                                          respect_orientation, limit, preprocess):
             rows.update(features)
@@ -711,7 +698,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         backbone = _load_in_turn(weights, caches)
         progress = common.Progress("extracting", len(todo), "images", together=True)
         count_broken = common.tally()
-        with _pixel_limit(max_pixels) as limit:
+        with data.pixel_limit(max_pixels) as limit:
             batches = _batches(share, backbone, device, batch_size, upright, limit,
                                progress=progress, count_broken=count_broken)
             broken = _fill(mine, batches, stamps, dtype)

@@ -189,6 +189,34 @@ def test_orientation_counts_on_request():
     assert not np.array_equal(as_stored, upright)
 
 
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_turned_as_pillow_turns_it(tmp_path, orientation):
+    colours = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[features.ORIENTATION] = orientation
+    Image.fromarray(colours).save(tmp_path / "a.png", exif=exif)
+    made = features.extract(
+        tmp_path / "a.png", backbone="pixels", device="cpu", respect_orientation=True
+    )[0]
+    turned = ImageOps.exif_transpose(Image.open(tmp_path / "a.png"))
+    np.testing.assert_array_equal(made, features.pixels(turned))
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "jpg"])
+@pytest.mark.filterwarnings("error")
+def test_damaged_exif_data_leave_the_picture_readable(tmp_path, suffix):
+    """As the check of data.py reads it; Pillow raises one error or another for the tags."""
+    picture = Image.new("RGB", (40, 30), "red")
+    for tags in (b"Exif\0\0MX\0*\0\0\0\x08", b"Exif\0\0MM\0*\0\0\0\x08\0"):
+        path = tmp_path / f"photo.{suffix}"
+        picture.save(path, exif=tags)
+        assert data.no_photos({"photo": path}) == {}
+        for upright in False, True:
+            made = features.extract(path, backbone="pixels", device="cpu",
+                                    respect_orientation=upright)[0]
+            np.testing.assert_allclose(made, features.pixels(picture), atol=0.02)
+
+
 # ResNet-18
 
 
