@@ -269,7 +269,34 @@ def read_published(folder, notes, problems):
     lists = {phase: read_pairs(split / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
     if not all(lists.values()) and (split / "all_pairs.txt").exists():
         lists["all"] = read_pairs(split / "all_pairs.txt", notes, problems)
-    return lists, read_metadata(find_metadata(folder, notes), problems)
+    rows = read_metadata(find_metadata(folder, notes), problems)
+    notes += cut_notes(split, lists, rows)
+    return lists, rows
+
+
+def cut_notes(split, lists, rows):
+    """Notes on lists that seem cut off within their last name.
+
+    Such a list has no line end, and its last name is the beginning of another and occurs once.
+    """
+    known = Counter(clean(row[2]) for row in rows)
+    for pairs in lists.values():
+        known.update(object_ for _, object_ in pairs)
+    notes = []
+    for phase in lists:
+        file = split / f"{phase}_pairs.txt"
+        text = read_text(file, problems=[])
+        if not text[-1:].strip():  # a line end, or no text
+            continue
+        pair = parse_pair(text.splitlines()[-1])
+        if len(pair) != 2:  # which is a problem
+            continue
+        last = pair[1]
+        longer = [name for name in known if name.startswith(last) and name != last]
+        if longer and known[last] == 1:
+            notes.append(f"{file.name} ends without a line end in {last!r}, which nothing else "
+                         f"names: if it is cut off (as of {some(longer)}), fetch it again")
+    return notes
 
 
 def no_layout(folder):

@@ -853,6 +853,27 @@ def test_a_table_cut_within_its_last_row_is_reported(tmp_path):
         assert all("images.csv" in problem for problem in problems)
 
 
+def test_a_list_cut_within_its_last_name_is_noted(tmp_path):
+    """At whatever byte of the name; the whole name, with or without a line end, is no cut."""
+    lists = {**LISTS, "train": [*LISTS["train"], "wet doghouse"]}
+    rows = [*ROWS, ("10.jpg", "wet", "doghouse", "train")]
+    folder = publish(tmp_path / "x", lists, rows)
+    file = folder / data.SPLIT / "train_pairs.txt"
+    text = file.read_text() + "\n"
+    for cut in range(len("doghouse") + 2):
+        file.write_text(text[:len(text) - cut])
+        dataset, problems = data.read(folder)
+        last = "doghouse\n"[:9 - cut]
+        said = [note for note in dataset.notes if "without a line end" in note]
+        if last in ("doghouse\n", "doghouse", "dog"):  # of the last one nobody can tell
+            assert not said and not problems
+        elif last:
+            assert len(said) == 1 and not problems
+            assert f"train_pairs.txt ends without a line end in {last!r}" in said[0]
+        else:
+            assert "expected `state object` a line" in problems[0]
+
+
 def test_numpy_texts_and_numbers_in_metadata(tmp_path):
     folder = publish(tmp_path / "x")
     lists = {phase: [pair.replace("old", "7") for pair in pairs] for phase, pairs in LISTS.items()}
