@@ -583,9 +583,9 @@ def bench_features(repeat):
     else:
         bound = max(decoding, forward)
         what = "the larger"
-    print(f"features ({device}, {features._cores()} cores): images/s decoding "
-          f"{count / decoding:,.0f}, network {count / forward:,.0f}, both {count / both:,.0f}; "
-          f"{both / bound:.2f} times {what}")
+    cores = features.data.count(features._cores(), "core")
+    print(f"features ({device}, {cores}): images/s decoding {count / decoding:,.0f}, network "
+          f"{count / forward:,.0f}, both {count / both:,.0f}; {both / bound:.2f} times {what}")
 
 
 def write_photos(folder, count, different=128):

@@ -1040,8 +1040,8 @@ def read_features(path, wanted=()):
     files = without_prefix(files, wanted)
     features = as_array(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not "
-                         f"{features.shape} {features.dtype}")
+        raise ValueError(f"{path}: {count(len(files), 'file')} and features {features.shape} "
+                         f"{features.dtype}, expected (N, F) numbers for N files")
     if files and features.shape[1] == 0:
         raise ValueError(f"{path}: features of 0 numbers, expected 1 or more each")
     check_repeated(path, files, features)

@@ -343,7 +343,7 @@ def versions():
     """What the numbers depend on besides the settings."""
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
                 pillow=PIL.__version__, processes=common.processes(),
-                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+                machine=f"{platform.machine()}, {data.count(torch.get_num_threads(), 'thread')}")
 
 
 # ---- running ----
@@ -580,8 +580,8 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"images and {dataset.seen.size:,} compositions, so few that one process alone "
                    "is likely faster; several seeds are where more processes help")
     if processes > len(seeds) and not together:
-        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}: "
-                   f"{processes - len(seeds)} of them have nothing to train")
+        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}, "
+                   f"with nothing to train for {processes - len(seeds)} of them")
 
 
 def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
@@ -735,7 +735,8 @@ def read_feasibility(path, states, objects):
                              "state, object, feasibility with a row for each composition of this "
                              "data") from None
     if not np.isfinite(scores).all():
-        raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
+        raise ValueError(f"{path}: scores that are not finite: "
+                         f"{int((~np.isfinite(scores)).sum()):,}")
     return scores
 
 
@@ -1006,8 +1007,8 @@ def choose_rivals(dataset, world):
         return "all"
     if world == "open":
         print(f"note: {share:.0%} of all compositions are seen in training, and validation has "
-              f"{count} unseen ones, fewer than {FEW_COMPOSITIONS}: the seen alone compete in "
-              "training (--rivals all: the unseen, too)")
+              f"{data.count(count, 'unseen one')}, fewer than {FEW_COMPOSITIONS}: the seen alone "
+              "compete in training (--rivals all: the unseen, too)")
     return "seen"
 
 

@@ -246,8 +246,8 @@ def _download_weights(path):
         os.replace(unchecked, path)
     except (OSError, ValueError) as error:
         raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} "
-                      f"elsewhere and put it at {path}, or name the file by --weights FILE"
-                      ) from error
+                      f"elsewhere and put it at {path}, or name the file by --weights FILE; "
+                      "training needs no weights with --features FILE") from error
 
 
 def pick_device(name="auto"):
@@ -420,7 +420,8 @@ def _launch(recipe, device, names, places, answers):
         features = recipe.network(batch.to(device, non_blocking=gpu))
         if not torch.is_tensor(features) or features.ndim != 2 or len(features) != len(good):
             shape = tuple(features.shape) if torch.is_tensor(features) else type(features).__name__
-            raise ValueError(f"the backbone makes {shape} of {len(good)} images, not (B, F)")
+            raise ValueError(f"the backbone makes {shape} of {data.count(len(good), 'image')}, "
+                             "not (B, F)")
         features = features.float().to("cpu", non_blocking=gpu)
     copied = torch.cuda.current_stream(device).record_event() if gpu else None
     return _Batch(photos, good, features, copied)
@@ -479,9 +480,10 @@ def _note(broken):
 def _check(broken, total, skip, where=""):
     """ValueError naming the images {name: why} of `total` without features, unless skipped."""
     if broken and (not skip or len(broken) == total):
-        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: "
-                         f"{data.some_with_reasons(broken, 20)}; mend them or leave them out, as "
-                         "--skip-broken does with those of a dataset")
+        raise ValueError(f"{where}no features of {len(broken):,} of "
+                         f"{data.count(total, 'image')}: {data.some_with_reasons(broken, 20)}; "
+                         "mend them or leave them out, as --skip-broken does with those of a "
+                         "dataset")
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False,
@@ -738,7 +740,8 @@ def _load_in_turn(weights, caches):
     try:
         backbone = load_backbone(weights)
     except OSError as error:
-        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
+        others = [f"{cache.path} ({data.count(len(cache.rows), 'image')}, {cache.key})"
+                  for cache in caches]
         if not others:
             raise
         raise OSError(f"{error}; cached features, not of all images as they are now or of other "
@@ -853,7 +856,8 @@ def _finished_source(dataset, names, file, cache, fallback):
     if found:  # a cache that travelled without its images
         return found[0]
     raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
-                            f"{len(names):,} images; put them there, or give --features FILE")
+                            f"{data.count(len(names), 'image')}; put them there, or give "
+                            "--features FILE")
 
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
@@ -880,7 +884,8 @@ def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip
     if path.exists():
         return obstacles, []
     return obstacles, [f"ResNet-18's weights, which are not at {path}, will be fetched from "
-                       f"{WEIGHTS_URL} unless --weights FILE names them"]
+                       f"{WEIGHTS_URL} unless --weights FILE names them; --features FILE does "
+                       "without"]
 
 
 def weights_behind(dataset, about, *, cache=None, fallback=None):
@@ -918,8 +923,8 @@ def _check_numbers(dataset, features, where):
         zero |= {images[row]: True for row in np.flatnonzero(is_zero)}
     if wrong:
         where = where or f"{dataset.folder}: "
-        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: "
-                         f"{data.some(wrong, 20)}")
+        raise ValueError(f"{where}features of {data.count(len(wrong), 'image')} are not "
+                         f"finite: {data.some(wrong, 20)}")
     if zero:
         return [f"{data.count(len(zero), 'image')} with features of zeros alone, which tell "
                 f"nothing: {data.some(zero)}"]

@@ -328,7 +328,8 @@ def load(folder):
     with result(folder / "log.csv") as path:
         log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
-            raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
+            raise ValueError(f"{data.count(len(log['epoch']), 'epoch')}, the best is "
+                             f"{run['best_epoch']}")
     run["folder"] = folder
     run["log"] = log
     run["seconds"] = float(log["seconds"].sum())
@@ -407,7 +408,7 @@ def hardware():
         found = re.search("model name\\s*: (.*)", about.read_text())
         if found:
             name = found[1]
-    name += f", {torch.get_num_threads()} threads"
+    name += f", {data.count(torch.get_num_threads(), 'thread')}"
     if torch.cuda.is_available():
         name += f", {torch.cuda.get_device_name()}"
     return name
@@ -640,7 +641,8 @@ def answers_of(run, images):
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
-            raise ValueError(f"{len(rows)} rows, expected one for each of {len(images)} images")
+            raise ValueError(f"{data.count(len(rows), 'row')}, expected one for each of "
+                             f"{data.count(len(images), 'image')}")
     return columns
 
 
@@ -1220,7 +1222,7 @@ def findings(results, cells):
         sentences += find_recipes(cells["strong"]["open"])
     if results.of("tmn"):
         negatives = results.first("tmn")["settings"]["negatives"]
-        sentences.append(f"TMN had {negatives} negatives an image (published: 600).")
+        sentences.append(f"TMN had {data.count(negatives, 'negative')} an image (published: 600).")
     return sentences
 
 
@@ -1401,10 +1403,10 @@ def report_all(prepared, out, runs, failed, argv, settings, options):
         validation=(validation, dataset.targets["val"]),
         paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
     if not runs:
-        raise ValueError(f"all {len(failed)} runs failed: see {log_file(failed[0])}")
+        raise ValueError(f"no run of {len(failed)} came to its end: see {log_file(failed[0])}")
     write_report(results, argv, settings, options, failed)
     if failed:
-        print(f"{len(failed)} runs failed:", file=sys.stderr)
+        print(f"{data.count(len(failed), 'run')} failed:", file=sys.stderr)
         for job in failed:
             print(f"  {job.name}, seed {job.seed}: {log_file(job)}", file=sys.stderr)
         raise SystemExit(1)

@@ -425,8 +425,8 @@ def _read_text(file, wanted, tick, shape):
                 continue
             entry, *numbers = line.rsplit(None, shape.dim)
             if len(numbers) != shape.dim:
-                raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, expected "
-                                 f"{shape.dim} as of the first words")
+                raise ValueError(f"{word.decode()!r} has a vector of size {len(numbers)}, "
+                                 f"expected {shape.dim} as of the first words")
             if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
                 found[keys[word]] = np.array([float(number) for number in numbers], np.float32)
         tick()

@@ -296,7 +296,7 @@ def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
 def test_resume_refuses_fewer_epochs_and_seeds_must_differ(toy, tmp_path, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     for options, message in (
-        (["--resume", "--epochs", "2"], "past 2 epochs"),
+        (["--resume", "--epochs", "2"], "past epoch 2"),
         (["--seed", "3", "3"], "different"),
         (["--seed", "-1"], "seeds"),
     ):

@@ -311,7 +311,7 @@ def test_a_server_of_weights_that_hangs_times_out(answer, hub, tmp_path, monkeyp
     assert time.monotonic() - started < 5 and connections
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert re.fullmatch("error: .*timed out.*put it at .*--weights FILE\n", error)
+    assert re.fullmatch("error: .*timed out.*put it at .*--weights FILE; .*--feat.* FILE\n", error)
     assert not list(cache.glob("[!.]*"))  # but what has come is kept, hidden
 
 
@@ -636,9 +636,9 @@ def test_published_features_are_read(tmp_path, kind):
     "called, content, said",
     [
         ("files", np.zeros((1, 2)), r"of red_shoe/0.png\).*1 of 2 images: red_shoe/1.png"),
-        ("files", np.zeros((3, 2)), r"2 files need \(N, F\) numbers, not \(3, 2\)"),
-        ("files", np.zeros(2), r"not \(2,\) float64"),
-        ("files", np.array([["x"], ["y"]]), r"not \(2, 1\) <U1"),
+        ("files", np.zeros((3, 2)), r"2 files and features \(3, 2\) float64, expected \(N, F\)"),
+        ("files", np.zeros(2), r"features \(2,\) float64, expected"),
+        ("files", np.array([["x"], ["y"]]), r"features \(2, 1\) <U1, expected"),
         ("files", np.array([[None], [None]]), "Object arrays"),
         (
             ["red_shoe/0.png", "./red_shoe/0.png"],
@@ -646,7 +646,7 @@ def test_published_features_are_read(tmp_path, kind):
             "several rows that differ for red_shoe/0.png;",
         ),
         ("names", np.zeros((2, 2)), "holds names, features; expected `files`"),
-        ("files", np.array([[0], [np.inf]]), "1 images are not finite: red_shoe/1.png"),
+        ("files", np.array([[0], [np.inf]]), "1 image are not finite: red_shoe/1.png"),
     ],
 )
 def test_wrong_features_are_explained(tmp_path, called, content, said):
@@ -882,7 +882,7 @@ def test_tensors_of_every_kind(tmp_path):
     with pytest.raises(ValueError, match="mine.t7: features of 0 numbers"):
         features.load_features(dataset, file=tmp_path / "mine.t7")
     torch.save({"files": files, "features": 1e300 * values.double()}, tmp_path / "mine.t7")
-    with pytest.raises(ValueError, match="1 images are not finite: red_shoe/0.png"):
+    with pytest.raises(ValueError, match="1 image are not finite: red_shoe/0.png"):
         features.load_features(dataset, file=tmp_path / "mine.t7")
 
 

@@ -272,7 +272,7 @@ def archive(**arrays):
         ("old 0.1 0.2".encode("utf-16"), "in UTF-16: save it as UTF-8"),
         (archive(names=np.array(["old"], object), vectors=np.ones((1, 2))), "np.array.names, str."),
         (b"PK\x03\x04 no zip", "not a zip file"),
-        (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, expected 2"),
+        (b"old 0.1 0.2\nnew 0.1\n", "'new' has a vector of size 1, expected 2"),
         (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
         (b"old 0.1 0.2\nnew nan 1\n", "NaN"),
         (gzip.compress(text(rows()))[:-9], "ended before"),
