@@ -30,7 +30,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-import PIL.features
 import torch
 from PIL import Image, UnidentifiedImageError
 
@@ -57,7 +56,6 @@ DECODERS = 8
 
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
-CODECS = {"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"}  # Pillow may be built without
 PLUGINS = {".heic": "pillow-heif", ".heif": "pillow-heif", ".hif": "pillow-heif",
            ".avif": "pillow-avif-plugin"}
 NOT_WORTH_A_WORD = {"@eadir", "__macosx", "thumbs.db", "desktop.ini"}  # lower case
@@ -162,8 +160,10 @@ def no_named_folder(name, root):
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
     root = root.resolve()  # `.` has no name to show
-    expected = [f"{root}/", *("  " + line for line in published_tree(FOLDERS[name]))]
-    return f"{absent}; {hint}\n{beside(expected, tree(root))}"
+    lines = [f"{absent}; {hint}",
+             "expected:", f"{root}/", *("  " + line for line in published_tree(FOLDERS[name])),
+             "found:", *tree(root)]
+    return "\n".join(lines)
 
 
 def published_tree(folder):
@@ -189,16 +189,6 @@ def tree(folder, most=9):
     if not entries:
         lines.append("  (empty)")
     return lines
-
-
-def beside(expected, found):
-    """Two lists of lines as two columns."""
-    expected = ["expected:", *expected]
-    width = max(map(len, expected))
-    lines = []
-    for left, right in itertools.zip_longest(expected, ["found:", *found], fillvalue=""):
-        lines.append(f"  {left:<{width}}   {right}".rstrip())
-    return "\n".join(lines)
 
 
 def data_root_option(root):
@@ -307,14 +297,15 @@ def no_layout(folder):
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     folder = folder.resolve()  # `.` has no name to show
     downloaded = [name for name in FOLDERS if name != DRAWN]
-    expected = [*published_tree(folder),
-                "or, of own data,",
-                f"{folder}/",
-                "  images.csv   (image,state,object,split)",
-                "  images/      (or features.npz)"]
-    return (f"neither {SPLIT}/ nor images.csv; {hint}, "
-            f"`python download.py NAME` fetches {', '.join(downloaded)}\n"
-            f"{beside(expected, tree(folder))}")
+    lines = [f"neither {SPLIT}/ nor images.csv; {hint}, `python download.py NAME` fetches "
+             f"{', '.join(downloaded)}",
+             "expected:", *published_tree(folder),
+             "or, of own data,",
+             f"{folder}/",
+             "  images.csv   (image,state,object,split)",
+             "  images/      (or features.npz)",
+             "found:", *tree(folder)]
+    return "\n".join(lines)
 
 
 def find_metadata(folder, notes):
@@ -324,13 +315,13 @@ def find_metadata(folder, notes):
         return published
     others = [file for file in sorted(folder.glob("*.t7")) if file.name not in FEATURES]
     lists = [file for file in others if read_metadata(file, problems=[])]
-    if len(lists) > 1:
+    if len(lists) == 1:
+        notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
+        return lists[0]
+    if lists:
         found = some(file.name for file in lists)
         notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
-    if len(lists) != 1:
-        return published
-    notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
-    return lists[0]
+    return published
 
 
 def read_pairs(file, notes, problems):
@@ -502,18 +493,11 @@ def read_csv(file, problems):
 def read_cells(file, problems):
     """The rows of a CSV file as lists of texts; none, and a problem, if it is broken.
 
-    A first line `sep=;` becomes part of no row; else the most frequent separator of the first line
-    that holds one counts.
+    The most frequent separator of the first line that holds one counts, as of a line `sep=;`.
     """
     text = read_text(file, problems)
-    first, _, rest = text.partition("\n")
-    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
-    if named:
-        separator = named[1]
-        text = rest
-    else:
-        first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
-        separator = max(",;\t|", key=first.count)
+    first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
+    separator = max(",;\t|", key=first.count)
     # Not splitlines(): it cuts within quotes, and at more than line ends.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
@@ -1053,9 +1037,7 @@ def as_array(features):
     """
     if not torch.is_tensor(features):
         return np.asarray(features)
-    features = features.detach()
-    if features.layout != torch.strided:  # sparse
-        features = features.to_dense()
+    features = features.detach().to_dense()  # which changes sparse ones alone
     if features.dtype == torch.bfloat16:  # NumPy has no such type
         features = features.float()
     return features.numpy()
@@ -1200,9 +1182,6 @@ def photo_suffixes():
     Image.init()
     openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
     openable -= NO_PHOTOS
-    for name, codec in CODECS.items():
-        if not PIL.features.check(codec) and not (name == "AVIF" and "pillow_avif" in sys.modules):
-            openable.discard(name)
     return {suffix.lower() for suffix, name in Image.registered_extensions().items()
             if name in openable}
 
@@ -1418,11 +1397,7 @@ def parse(argv):
         help="of --make-split: the share of compositions that are unseen in val, and in test "
              f"(default: {COMPOSITION_SHARE})")
     add("--seed", type=int, help="of --make-split (default: 0)")
-    add("--download", action="store_true", help="say which command fetches the dataset")
     options = parser.parse_args(argv)
-    if options.download:
-        parser.error("downloads are a script of their own: python download.py "
-                     f"{options.dataset}{data_root_option(options.data_root)}")
     if not options.make_split and (options.share, options.seed) != (None, None):
         parser.error("--share and --seed are of --make-split, which is not given")
     if options.share is None:
