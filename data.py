@@ -48,6 +48,7 @@ SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "va
             "testing": "test",
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+REQUIRED = "image", "state", "object"
 SAVED_STARTS = b"PK", b"\x80"  # of files that torch.save wrote, of now and of old
 DIRECTORY = 0x10  # in the attributes of an archive's entry
 # Threads that decode photos, at most. They share the interpreter, so that more are slower again
@@ -410,8 +411,6 @@ def read_metadata(file, problems, keys=METADATA_KEYS):
         if not isinstance(stored, list):
             raise TypeError(f"found a {type(stored).__name__}")
         for row in stored:
-            if not isinstance(row, dict):
-                raise TypeError(f"found a {type(row).__name__}")
             rows.append(tuple(as_text(row[key]) for key in keys))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
@@ -460,31 +459,30 @@ def read_csv(file, problems):
     if it is no such.
     """
     table = read_cells(file, problems)
-    if not table:
-        return []
-    header, table = split_header(table)
-    columns = column_names(header)
-    twice = [name for name in ("image", "state", "object", "split") if columns.count(name) > 1]
-    if twice:
-        problems.append(f"{file.name}: expected one column {some(twice)}, found "
-                        f"{','.join(header)!r}")
-        return []
+    columns = []
     rows = []
     holes = []
-    for number, cells in table:
+    for number, cells in enumerate(table, 1):
         if not any(cell.strip() for cell in cells):
+            continue
+        if not set(REQUIRED) <= set(columns):  # a title may stand above the columns' names
+            columns = column_names(cells)
             continue
         filled = itertools.zip_longest(columns, cells, fillvalue="")
         row = {column: cell.strip() for column, cell in filled if column}
         for primitive in ("state", "object"):
-            row[primitive] = clean(row.get(primitive, ""))
+            row[primitive] = clean(row[primitive])
         rows.append(row)
-        if not (row.get("image") and row["state"] and row["object"]):
+        if not all(row[column] for column in REQUIRED):
             holes.append(number)
-    if not rows or not {"image", "state", "object"} <= set(columns):
-        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
-                        f"found {','.join(header)!r}")
+    twice = [name for name in (*REQUIRED, "split") if columns.count(name) > 1]
+    if twice:
+        problems.append(f"{file.name}: expected one column {some(twice)}, found "
+                        f"{','.join(columns)!r}")
         return []
+    if table and not rows:
+        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
+                        f"found {','.join(table[0])!r}")
     if holes:
         problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
     return rows
@@ -505,18 +503,6 @@ def read_cells(file, problems):
     except csv.Error as error:
         problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
         return []
-
-
-def split_header(table):
-    """(the header's cells, numbered rows below it): the first row that names the columns.
-
-    Spreadsheets may write a title or empty rows above it. Without such a row, the first.
-    """
-    numbered = list(enumerate(table, 1))
-    for place, cells in numbered:
-        if {"image", "state", "object"} <= set(column_names(cells)):
-            return cells, numbered[place:]
-    return table[0], numbered[1:]
 
 
 def column_names(header):
@@ -690,8 +676,8 @@ def missing_files(dataset, features=None):
     """
     images = dataset.every_image
     there = {image for image in images if dataset.path(image).exists()}
-    nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
-    without_photo = missing(images, there, nowhere)
+    without_photo = missing(images, there,
+                            f"found neither in images/ nor in {' or '.join(FEATURES)}")
     files = [features] if features else feature_files(dataset.folder)
     if not files:
         return without_photo
@@ -700,15 +686,12 @@ def missing_files(dataset, features=None):
     except (ValueError, OSError) as error:
         return [str(error)] if features else [str(error), *without_photo]
     problems = not_finite(stored, files[0], set(images))
-    rows = set(stored["files"])
-    if features:
-        return problems + missing(images, rows, f"not found in {features}")
-    if "stamps" in stored and there:
+    if "stamps" in stored and there and not features:
         return problems + without_photo
-    photos = [image for image in images if image in there]
-    return problems + missing(images, rows | there, nowhere) + missing(
-        photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
-        "extracted from the photos")
+    where = f"not found in {files[0]}"
+    if there and not features:
+        where += ", which alone counts: without it, features are extracted from the photos"
+    return problems + missing(images, set(stored["files"]), where)
 
 
 def not_finite(stored, file, images):
