@@ -697,7 +697,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
     mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
     broken = {}
     if todo:
-        backbone = _load_in_turn(weights, caches)
+        backbone = _load_in_turn(weights)
         progress = common.Progress("extracting", len(todo), "images", together=True)
         count_broken = common.tally()
         with data.pixel_limit(max_pixels) as limit:
@@ -730,22 +730,11 @@ def _found_caches(dataset, cache, fallback):
     return caches
 
 
-def _load_in_turn(weights, caches):
-    """`load_backbone`; of several processes the first one alone downloads the weights.
-
-    Where that fails for lack of weights, caches of other weights are mentioned.
-    """
+def _load_in_turn(weights):
+    """`load_backbone`; of several processes the first one alone downloads the weights."""
     if common.rank() > 0:
         common.gather("the weights are there")
-    try:
-        backbone = load_backbone(weights)
-    except OSError as error:
-        others = [f"{cache.path} ({data.count(len(cache.rows), 'image')}, {cache.key})"
-                  for cache in caches]
-        if not others:
-            raise
-        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
-                      f"weights or preprocessing, are in {data.some(others)}") from error
+    backbone = load_backbone(weights)
     if common.rank() == 0:
         common.gather("the weights are there")
     return backbone
