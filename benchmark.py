@@ -556,7 +556,7 @@ def bench_features(repeat):
     crops = torch.zeros((batch, 224, 224, 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
 
     def decode(path):
-        return features._decode(path, crops[0].numpy(), features._crop, False)
+        return features._decode(path, features._crop, False)
 
     def run_decoding():
         with ThreadPoolExecutor(features._cores()) as pool:

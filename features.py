@@ -18,7 +18,6 @@ import tempfile
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +57,7 @@ NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loop
 
 
 def _crop(image):
-    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+    """PIL image -> tensor (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
 
     Rounded as torchvision rounds.
     """
@@ -72,12 +71,13 @@ def _crop(image):
     image = image.resize(size, Image.Resampling.BILINEAR)
     left = round((image.width - 224) / 2)
     top = round((image.height - 224) / 2)
-    return np.array(image.crop((left, top, left + 224, top + 224)))
+    return torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224))))
 
 
 def _thumbnail(image):
-    """PIL image -> (16,16,3) uint8, each pixel the mean colour of its area."""
-    return np.array(data.rgb(image).resize((16, 16), Image.Resampling.BOX))
+    """PIL image -> tensor (16,16,3) uint8, each pixel the mean colour of its area."""
+    small = data.rgb(image).resize((16, 16), Image.Resampling.BOX)
+    return torch.from_numpy(np.array(small))
 
 
 def _normalise(crops):
@@ -98,7 +98,7 @@ def preprocess(image):
     times 255). Orientation tags are ignored, as in published features: apply
     `PIL.ImageOps.exif_transpose` first if they should count.
     """
-    return _normalise(torch.from_numpy(_crop(image))[None])[0].contiguous()
+    return _normalise(_crop(image)[None])[0].contiguous()
 
 
 def pixels(image):
@@ -106,7 +106,7 @@ def pixels(image):
 
     The feature of the built-in dataset.
     """
-    return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
+    return _standardise(_thumbnail(image)[None])[0].numpy()
 
 
 def _standardise(crops):
@@ -280,8 +280,9 @@ class _Photo(NamedTuple):
     """What reading an image file told."""
 
     problem: str | None     # why it cannot be read
-    is_turned: bool         # an orientation tag says that it is not stored upright
-    digest: str             # equal for files of equal bytes
+    digest: str = ""        # equal for files of equal bytes
+    is_turned: bool = False  # an orientation tag says that it is not stored upright
+    pixels: torch.Tensor | None = None  # what is to become a row of a batch
 
 
 def _orientation(image):
@@ -292,85 +293,53 @@ def _orientation(image):
         return 1
 
 
-def _decode(path, crop, shrink, upright, limit=None):
-    """Write what `shrink` makes of one image file into an array, unless it cannot be read: _Photo.
+def _decode(path, shrink, upright, limit=None):
+    """Read an image file, and let `shrink` make a tensor of the PIL image: _Photo.
 
     limit: the most pixels of an image as it is, or with its short side brought to 256.
     """
-    digest = ""
-    is_turned = False
+    content = {}
 
-    def fill(image):
-        nonlocal digest, is_turned
-        digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    def read(image):
+        content["digest"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
         orientation = _orientation(image)
-        is_turned = orientation in TURNS
-        if is_turned and upright:
+        content["is_turned"] = orientation in TURNS
+        if upright and orientation in TURNS:
             image = image.transpose(TURNS[orientation])
-        crop[:] = shrink(image)
+        content["pixels"] = shrink(image)
 
-    problem = data.no_photo(path, fill, limit)
-    return _Photo(problem, is_turned, digest)
+    problem = data.no_photo(path, read, limit)
+    return _Photo(problem, **content)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
 
 
-class _Recipe(NamedTuple):
-    """How images become features."""
-
-    shrink: Callable                # PIL image -> what fills a place
-    room: Callable                  # number of images -> as many places, for threads to fill
-    gather: Callable                # places, which of them are good -> a batch on the CPU
-    network: Callable               # that batch on the device -> (B, F)
-
-
 def _recipe(backbone, own_preprocess, device):
-    """The recipe of a module, any callable, or "pixels"; with the caller's preprocessing or ours.
+    """How images become features, as two functions: PIL image -> tensor, batch of these -> (B, F).
 
-    The caller's module stays where and as it is.
+    backbone: a module, which stays where and as it is, any callable, or "pixels".
     """
     if isinstance(backbone, nn.Module):
         backbone = copy.deepcopy(backbone).to(device).eval()
     if own_preprocess is not None:
-        # A transform's tensors may have any shape, so that places are lists of one tensor.
+
         def shrink(image):
             tensor = own_preprocess(data.rgb(image))
             if not torch.is_tensor(tensor):
                 raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
-            return [tensor]
+            return tensor
 
-        return _Recipe(shrink, lambda count: [[None] for _ in range(count)], _stack, backbone)
-
-    shrink = _crop
-    shape = (224, 224, 3)
-
-    def network(crops):
-        return backbone(_normalise(crops))
-
+        return shrink, backbone
     if isinstance(backbone, str):
         if backbone != "pixels":
             raise ValueError(f"backbone {backbone!r}: expected a module, a callable or 'pixels'")
-        shrink = _thumbnail
-        shape = (16, 16, 3)
-        network = _standardise
-
-    def room(count):
-        return torch.empty((count, *shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
-
-    return _Recipe(shrink, room, _choose, network)
+        return _thumbnail, _standardise
+    return _crop, lambda crops: backbone(_normalise(crops))
 
 
-def _choose(crops, is_good):
-    """Of (B,...) crops those that are good, without a copy if all are."""
-    if all(is_good):
-        return crops
-    return crops[is_good]
-
-
-def _stack(places, is_good):
-    """Of lists of one tensor each those that are good, as one tensor (B, ...)."""
-    tensors = [place[0] for place, good in zip(places, is_good) if good]
+def _stack(tensors):
+    """Tensors of one shape as one tensor (B, ...)."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError("preprocess makes tensors of several shapes, expected one: "
@@ -406,18 +375,20 @@ class _Batch(NamedTuple):
     copied: torch.cuda.Event | None
 
 
-def _launch(recipe, device, names, places, answers):
+def _launch(network, device, names, answers):
     """Wait for the decoding of a batch and start the network on it: _Batch."""
     photos = {name: answer.result() for name, answer in zip(names, answers)}
     good = [name for name in names if photos[name].problem is None]
     if not good:
         return _Batch(photos, good, torch.zeros(0, 0), None)
     gpu = device.type == "cuda"
-    batch = recipe.gather(places, [photos[name].problem is None for name in names])
+    batch = _stack([photos[name].pixels for name in good])
+    if gpu:
+        batch = batch.pin_memory()
     # The same numbers each time, and those of the CPU as far as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exact:
-        features = recipe.network(batch.to(device, non_blocking=gpu))
+        features = network(batch.to(device, non_blocking=gpu))
         if not torch.is_tensor(features) or features.ndim != 2 or len(features) != len(good):
             shape = tuple(features.shape) if torch.is_tensor(features) else type(features).__name__
             raise ValueError(f"the backbone makes {shape} of {data.count(len(good), 'image')}, "
@@ -440,7 +411,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
     data.register_plugins()
     device = pick_device(device)
-    recipe = _recipe(backbone, own_preprocess, device)
+    shrink, network = _recipe(backbone, own_preprocess, device)
     names = list(files)
     if progress is None:
         progress = common.Progress("extracting", len(names), "images")
@@ -450,16 +421,11 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
 
     def begin(first):
         chosen = names[first:first + batch_size]
-        places = recipe.room(len(chosen))
-        # Arrays share the memory of the tensor's rows.
-        rooms = places.numpy() if torch.is_tensor(places) else places
-        answers = []
-        for name, place in zip(chosen, rooms):
-            answers.append(pool.submit(_decode, files[name], place, recipe.shrink, upright, limit))
-        return chosen, places, answers
+        answers = [pool.submit(_decode, files[name], shrink, upright, limit) for name in chosen]
+        return chosen, answers
 
     decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
-    launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
+    launched = _behind((_launch(network, device, *batch) for batch in decoded), 1)
     try:
         with progress:
             for batch in launched:
