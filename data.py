@@ -685,7 +685,12 @@ def missing_files(dataset, features=None):
         stored = read_features(files[0], images)  # the first there is decides
     except (ValueError, OSError) as error:
         return [str(error)] if features else [str(error), *without_photo]
-    problems = not_finite(stored, files[0], set(images))
+    wanted = set(images)
+    wrong = [name for name in not_finite(stored["files"], stored["features"]) if name in wanted]
+    problems = []
+    if wrong:
+        problems.append(f"{files[0]}: features of {count(len(wrong), 'image')} are not finite: "
+                        f"{some(wrong)}")
     if "stamps" in stored and there and not features:
         return problems + without_photo
     where = f"not found in {files[0]}"
@@ -694,15 +699,11 @@ def missing_files(dataset, features=None):
     return problems + missing(images, set(stored["files"]), where)
 
 
-def not_finite(stored, file, images):
-    """[a problem] that names the images whose stored features are not finite as float32, or []."""
+def not_finite(names, features):
+    """Those of N names whose features (N, F) are not finite as float32."""
     with np.errstate(over="ignore"):
-        is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
-    wrong = [stored["files"][row] for row in np.flatnonzero(~is_finite)]
-    wrong = [name for name in wrong if name in images]
-    if not wrong:
-        return []
-    return [f"{file}: features of {count(len(wrong), 'image')} are not finite: {some(wrong)}"]
+        is_finite = np.isfinite(features.astype(np.float32, copy=False)).all(1)
+    return [names[row] for row in np.flatnonzero(~is_finite)]
 
 
 def unreadable_images(dataset):

@@ -538,10 +538,10 @@ def _read_cache(path):
     return _Cache(path, str(stored.get("key")), str(stored.get("weights", "")), rows)
 
 
-def _write_cache(cache, dtype):
+def _write_cache(cache):
     """Write a file of cached features, whole or not at all."""
     rows = cache.rows.values()
-    features = np.stack([row.feature for row in rows]).astype(dtype)
+    features = np.stack([row.feature for row in rows])
     with common.writing(cache.path, "wb") as file:
         np.savez(file, files=list(cache.rows), features=features, key=cache.key,
                  weights=cache.weights, stamps=[row.stamp for row in rows],
@@ -631,8 +631,7 @@ def _choose_weights(weights, upright, caches, stamps):
     return None, own_key, _rows_of(caches, own_key, stamps)
 
 
-def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cache, fallback,
-             max_pixels):
+def _refresh(dataset, names, *, weights, device, batch_size, upright, cache, fallback, max_pixels):
     """Extract what a dataset's caches lack, or have with another key or of an older image.
 
     Goes on where a kill left it. Returns {name: _Row}, {name: why it cannot be read}, the key,
@@ -649,12 +648,10 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         return rows, {}, key, []
 
     path, notes = _writable_place(dataset, cache, fallback)
-    if dtype is None:
-        dtype = next((row.feature.dtype for row in rows.values()), np.float32)
     whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
     if rank == 0 and rows and _partials(path):
         # What other processes left goes into the first one's file before theirs are rewritten.
-        _write_cache(whole._replace(path=_partial(path, 0)), dtype)
+        _write_cache(whole._replace(path=_partial(path, 0)))
         for part in set(_partials(path)) - {_partial(path, 0)}:
             part.unlink(missing_ok=True)
     common.check_shared(path.parent)  # once the partial files there are one
@@ -669,7 +666,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         with data.pixel_limit(max_pixels) as limit:
             batches = _batches(share, backbone, device, batch_size, upright, limit,
                                progress=progress, count_broken=count_broken)
-            broken = _fill(mine, batches, stamps, dtype)
+            broken = _fill(mine, batches, stamps)
         common.show_until(progress, progress.add, len(todo), lambda: _note(count_broken(0)))
     for others in common.gather(broken):
         broken = broken | others
@@ -677,7 +674,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         parts = [_read_cache(part) for part in _partials(path)]
         rows = rows | _rows_of(parts, key, stamps) | mine.rows
         if rows:
-            _write_cache(whole._replace(rows=rows), dtype)
+            _write_cache(whole._replace(rows=rows))
         for part in _partials(path):
             part.unlink(missing_ok=True)
     common.gather("the cache is whole")
@@ -706,7 +703,7 @@ def _load_in_turn(weights):
     return backbone
 
 
-def _fill(cache, batches, stamps, dtype):
+def _fill(cache, batches, stamps):
     """Add what batches bring to the cache's rows, saving it now and then and whatever happens.
 
     Returns {name: why it cannot be read}.
@@ -720,15 +717,14 @@ def _fill(cache, batches, stamps, dtype):
                 if photo.problem is not None:
                     broken[name] = photo.problem
                     continue
-                feature = features[name].astype(dtype)
-                cache.rows[name] = _Row(feature, stamps[name], photo.is_turned, photo.digest)
+                cache.rows[name] = _Row(features[name], stamps[name], photo.is_turned, photo.digest)
             if time.monotonic() - saved > SAVE_EVERY and len(cache.rows) > known:
-                _write_cache(cache, dtype)
+                _write_cache(cache)
                 saved = time.monotonic()
     finally:  # of an interrupted extraction too
         if len(cache.rows) > known:
             with common.signals_held():
-                _write_cache(cache, dtype)
+                _write_cache(cache)
     return broken
 
 
@@ -746,15 +742,15 @@ def _check_shared(dataset, todo):
 
 
 def load_features(dataset, *, file=None, weights=None, device="auto", batch_size=64,
-                  respect_orientation=False, skip_broken=False, dtype=None, cache=None,
-                  fallback=None, max_pixels=None):
+                  respect_orientation=False, skip_broken=False, cache=None, fallback=None,
+                  max_pixels=None):
     """Features of a dataset's images: (dataset, {phase: (N,F) float32}, what they are, for people).
 
     From `file` (.npz with `files` and `features` in any order, or the same by torch.save), else
     from features.npz or resnet18_featurers.t7 in the folder, else extracted with ResNet-18 and
-    `weights` (see `load_backbone`) and cached in features.npz as `dtype` (float32, the default, or
-    float16). Such a cache is brought up to date when images were added, changed or removed, or
-    when weights or preprocessing are others; any other features.npz is taken as it is.
+    `weights` (see `load_backbone`) and cached in features.npz. Such a cache is brought up to date
+    when images were added, changed or removed, or when weights or preprocessing are others; any
+    other features.npz is taken as it is.
 
     cache: another folder for the cache. fallback: the folder for it if the dataset's cannot be
     written, which a note says; without it that is an OSError, before the extraction.
@@ -772,8 +768,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     if source is None:
         rows, broken, about, notes = _refresh(
             dataset, names, weights=weights, device=device, batch_size=batch_size,
-            upright=respect_orientation, dtype=dtype, cache=cache, fallback=fallback,
-            max_pixels=max_pixels)
+            upright=respect_orientation, cache=cache, fallback=fallback, max_pixels=max_pixels)
         features_of = {name: row.feature for name, row in rows.items()}
     else:
         stored = data.read_features(source, names)
@@ -869,13 +864,12 @@ def _table(images, features_of):
 
 def _check_numbers(dataset, features, where):
     """Notes on features of zeros alone; ValueError: features that are not finite."""
-    wrong = {}
+    wrong = {}  # dicts as sets that keep the order
     zero = {}
     for phase, images in dataset.images.items():
-        is_finite = np.isfinite(features[phase]).all(1)
         is_zero = ~features[phase].any(1)
-        wrong |= {images[row]: True for row in np.flatnonzero(~is_finite)}
-        zero |= {images[row]: True for row in np.flatnonzero(is_zero)}
+        wrong.update(dict.fromkeys(data.not_finite(images, features[phase])))
+        zero.update(dict.fromkeys(images[row] for row in np.flatnonzero(is_zero)))
     if wrong:
         where = where or f"{dataset.folder}: "
         raise ValueError(f"{where}features of {data.count(len(wrong), 'image')} are not "
@@ -951,7 +945,6 @@ def main(argv=None):
     add("--batch-size", type=int, default=64, help="images at a time (default: 64)")
     add("--respect-orientation", action="store_true", help="turn photos upright by their EXIF tag")
     add("--skip-broken", action="store_true", help="go on without images that cannot be read")
-    add("--half", action="store_true", help="cache as float16, half the space")
     add("--cache", metavar="DIR", help="a folder for the cache (default: the dataset's)")
     add("--max-pixels", type=int, metavar="N",
         help="read photos of up to N pixels (default: 179 million)")
@@ -960,8 +953,7 @@ def main(argv=None):
     dataset, features, about = load_features(
         given, weights=options.weights, device=options.device, batch_size=options.batch_size,
         respect_orientation=options.respect_orientation, skip_broken=options.skip_broken,
-        dtype=np.float16 if options.half else None, cache=options.cache,
-        max_pixels=options.max_pixels)
+        cache=options.cache, max_pixels=options.max_pixels)
     for note in dataset.notes[len(given.notes):]:
         print(note)
     shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())

@@ -485,15 +485,6 @@ def test_cache_serves_without_images(tmp_path, cheap):
         load(dataset, cheap)
 
 
-def test_half_precision_is_kept(tmp_path, cheap, decoded):
-    dataset = make_dataset(tmp_path)
-    first = load(dataset, cheap, dtype=np.float16)[1]["val"]
-    Image.new("RGB", (9, 9), "white").save(dataset.path("red_shoe/0.png"))
-    np.testing.assert_array_equal(load(dataset, cheap)[1]["val"], first)
-    assert np.load(tmp_path / "features.npz")["features"].dtype == np.float16
-    assert first.dtype == np.float32 and len(decoded) == 7
-
-
 def test_interrupted_extraction_resumes(tmp_path, cheap, decoded, monkeypatch):
     dataset, calls = make_dataset(tmp_path), []
 
@@ -696,7 +687,6 @@ def test_script(tmp_path, weights, capsys, decoded):
         str(tmp_path),
         "--weights",
         str(weights),
-        "--half",
         "--device",
         "cpu",
     ]
