@@ -14,7 +14,6 @@ import glob
 import hashlib
 import os
 import re
-import tempfile
 import time
 import zlib
 from collections import OrderedDict, deque
@@ -579,17 +578,15 @@ def _writable_place(dataset, cache, fallback):
         places = places[:1]
     for place in places:
         try:
+            common.check_writable(place.parent, "--cache DIR")
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place.parent):
-                pass
         except OSError as error:
             problem = error
             continue
-        if place.parent in (dataset.folder, Path(cache or dataset.folder)):
+        if place == places[0]:
             return place, []
         return place, [f"{dataset.folder} cannot be written: features are cached in {place}"]
-    raise OSError(f"cannot cache features in {places[-1].parent} ({problem.strerror or problem}): "
-                  "name a folder that can be written by --cache DIR")
+    raise problem
 
 
 def _rows_of(caches, key, stamps):

@@ -23,6 +23,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+import common
 import compcos
 import data
 import features
@@ -883,21 +884,21 @@ def test_tensors_of_every_kind(tmp_path):
 def read_only(monkeypatch):
     """Folders added to this list cannot be written (permissions do not bind root)."""
     folders = []
-    temporary = features.tempfile.TemporaryFile
+    temporary = common.tempfile.TemporaryFile
 
     def refuse(dir):
         if Path(dir) in folders:
             raise PermissionError(13, "Read-only file system")
         return temporary(dir=dir)
 
-    monkeypatch.setattr(features.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(common.tempfile, "TemporaryFile", refuse)
     return folders
 
 
 def test_read_only_data(tmp_path, cheap, decoded, read_only):
     dataset = make_dataset(tmp_path / "mine")
     read_only.append(dataset.folder)
-    with pytest.raises(OSError, match="mine .Read-only file system.*--cache DIR"):
+    with pytest.raises(OSError, match="mine: Read-only file system.*--cache DIR"):
         load(dataset, cheap)
     assert not decoded  # it is found out before
     noted, first, _ = load(dataset, cheap, fallback=tmp_path / "runs")
@@ -940,7 +941,7 @@ def test_data_of_another_user(nobody, decoded, monkeypatch):
     monkeypatch.setattr(features, "load_backbone", lambda path: mean_colour)
     dataset = make_dataset(closed)
     os.seteuid(65534)
-    with pytest.raises(OSError, match="cannot cache features in .*closed .Permission denied"):
+    with pytest.raises(OSError, match="cannot write into .*closed: Permission denied"):
         load(dataset, weights)
     assert not decoded
     noted, _, _ = load(dataset, weights, fallback=opened / "runs")
