@@ -1215,6 +1215,8 @@ def what_stayed_out(photos, left_out):
     counted = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common()]
     text = (f"{count(len(left_out), 'file')} left out, which Pillow does not open as photos here: "
             f"{some(counted, 20)}")
+    if photo_suffixes() & suffixes.keys():
+        text += " (photos among these are links to nothing)"
     kept = set()  # folders with a photo somewhere below them
     for name in photos:
         kept.update(str(parent) for parent in PurePosixPath(name).parents)

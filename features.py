@@ -447,8 +447,7 @@ def _check(broken, total, skip, where=""):
     if broken and (not skip or len(broken) == total):
         raise ValueError(f"{where}no features of {len(broken):,} of "
                          f"{data.count(total, 'image')}: {data.some_with_reasons(broken, 20)}; "
-                         "mend them or leave them out, as --skip-broken does with those of a "
-                         "dataset")
+                         "mend them, or leave them out by --skip-broken")
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False,

@@ -685,6 +685,8 @@ def test_links_to_folders_are_followed_once_around(tmp_path, capsys):
     (tmp_path / "x/dry_cat/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     found, left_out = data.photo_files(tmp_path / "x")
     assert len(found) == 16 and left_out == ["dry_cat/gone.jpg"]
+    said = data.what_stayed_out(found, left_out)
+    assert "1 .jpg (photos among these are links to nothing);" in said
     assert check(capsys, tmp_path / "x", "--make-split")[0] == 0
 
 

@@ -414,7 +414,7 @@ def test_broken_files_are_all_named(tmp_path, monkeypatch):
         paths, backbone=mean_colour, device="cpu", batch_size=3, skip_broken=True
     )
     with pytest.raises(
-        ValueError, match="7 of 7 .*; mend them or leave them out, as --skip-broken does"
+        ValueError, match="7 of 7 .*; mend them, or leave them out by --skip-broken"
     ):
         features.extract(bad, backbone=mean_colour, device="cpu", skip_broken=True)
     assert np.isnan(made[[1, 2, 3, 4, 6, 7, 8]]).all() and np.isfinite(made[[0, 5]]).all()
