@@ -1114,6 +1114,11 @@ def read_photos(folder):
             astray.append(photo)
     if left_out:
         print(f"note: {what_stayed_out(photos, left_out)}")
+    if root != folder:
+        beside = [photo for photo in photo_files(folder)[0] if not photo.startswith("images/")]
+        if beside:
+            print(f"note: beside images/, which alone counts, {count(len(beside), 'photo')}: "
+                  f"{some(beside)}")
     if astray or not rows:
         found = "no photo"
         if astray:

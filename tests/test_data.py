@@ -666,6 +666,14 @@ def test_every_photo_format_is_taken_and_the_rest_counted(tmp_path, capsys):
     ]
 
 
+def test_photos_beside_the_folder_of_images_are_not_lost_without_a_word(tmp_path, capsys):
+    photos(tmp_path / "images", ["wet"])
+    photos(tmp_path, ["dry"], ["cat"], number=1)
+    output = check(capsys, tmp_path, "--make-split")[1]
+    assert "note: beside images/, which alone counts, 1 photo: dry_cat/0.jpg\n" in output
+    assert data.load(tmp_path).states == ["wet"]
+
+
 def test_a_plugin_is_named_for_what_stays_out(tmp_path, capsys):
     photos(tmp_path / "x")
     touch(tmp_path / "x/wet_cat/1.zzz")
