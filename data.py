@@ -41,6 +41,13 @@ DRAWN = "shapes"  # the one of these that is drawn and not downloaded
 SPLIT = "compositional-split-natural"
 METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
+LAYOUT = f"""\
+  {SPLIT}/   (train_pairs.txt, val_pairs.txt, test_pairs.txt)
+  {METADATA}
+  images/   (or features.npz)"""
+OWN_LAYOUT = """\
+  images.csv   (image,state,object,split)
+  images/   (or features.npz)"""
 FEATURES = "features.npz", "resnet18_featurers.t7"
 
 # What people call the sets (in any case) and the columns of images.csv.
@@ -152,7 +159,7 @@ def locate(name, root="data"):
 
 
 def no_named_folder(name, root):
-    """What to say where a named dataset is not: what is missing, what to do, and both trees."""
+    """What to say where a named dataset is not: what is missing, what to do, what is there."""
     folder = root / FOLDERS[name]
     absent = f"no dataset {name!r}: no folder {folder}"
     if name == DRAWN:
@@ -161,35 +168,17 @@ def no_named_folder(name, root):
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
     root = root.resolve()  # `.` has no name to show
-    lines = [f"{absent}; {hint}",
-             "expected:", f"{root}/", *("  " + line for line in published_tree(FOLDERS[name])),
-             "found:", *tree(root)]
-    return "\n".join(lines)
+    return (f"{absent}; {hint}\n"
+            f"expected: {root / FOLDERS[name]}/\n{LAYOUT}\n"
+            f"found: {listing(root)}")
 
 
-def published_tree(folder):
-    """The shared layout as lines."""
-    return [f"{folder}/",
-            f"  {SPLIT}/",
-            "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
-            f"  {METADATA}",
-            "  images/   (or features.npz)"]
-
-
-def tree(folder, most=9):
-    """What lies in a folder, as lines."""
+def listing(folder):
+    """What lies in a folder, on one line."""
     if not folder.is_dir():
-        return [f"{folder}: no such folder"]
-    entries = sorted(folder.iterdir())
-    lines = [f"{folder}/"]
-    for entry in entries[:most]:
-        ending = "/" if entry.is_dir() else ""
-        lines.append(f"  {printable(entry.name)}{ending}")
-    if len(entries) > most:
-        lines.append(f"  and {len(entries) - most:,} more")
-    if not entries:
-        lines.append("  (empty)")
-    return lines
+        return f"{folder}: no such folder"
+    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir()]
+    return f"{folder}/: {some(sorted(names), 9) or '(empty)'}"
 
 
 def data_root_option(root):
@@ -291,22 +280,18 @@ def cut_notes(split, lists, rows):
 
 
 def no_layout(folder):
-    """What to say of a folder that is no dataset, with the two trees that would be one."""
+    """What to say of a folder that is no dataset, with the two layouts that would be one."""
     hint = "`python data.py FOLDER --make-split` makes an images.csv of own photos"
     for name, its_folder in FOLDERS.items():
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     folder = folder.resolve()  # `.` has no name to show
     downloaded = [name for name in FOLDERS if name != DRAWN]
-    lines = [f"neither {SPLIT}/ nor images.csv; {hint}, `python download.py NAME` fetches "
-             f"{', '.join(downloaded)}",
-             "expected:", *published_tree(folder),
-             "or, of own data,",
-             f"{folder}/",
-             "  images.csv   (image,state,object,split)",
-             "  images/      (or features.npz)",
-             "found:", *tree(folder)]
-    return "\n".join(lines)
+    return (f"neither {SPLIT}/ nor images.csv; {hint}, "
+            f"`python download.py NAME` fetches {', '.join(downloaded)}\n"
+            f"expected: {folder}/\n{LAYOUT}\n"
+            f"or, of own data: {folder}/\n{OWN_LAYOUT}\n"
+            f"found: {listing(folder)}")
 
 
 def find_metadata(folder, notes):

@@ -365,24 +365,19 @@ def _behind(items, count):
     yield from begun
 
 
-class _Batch(NamedTuple):
-    """Images on their way through the network."""
-
-    photos: dict[str, _Photo]
-    good: list[str]                 # names of the images that could be read
-    features: torch.Tensor          # (good, F), on the CPU once `copied` has happened
-    copied: torch.cuda.Event | None
-
-
 def _launch(network, device, names, answers):
-    """Wait for the decoding of a batch and start the network on it: _Batch."""
+    """Wait for the decoding of a batch and start the network on it.
+
+    Returns {name: _Photo}, the features (G, F) of the G images that could be read, on the CPU once
+    an event of CUDA has happened, and that event or None.
+    """
     photos = {name: answer.result() for name, answer in zip(names, answers)}
     good = [name for name in names if photos[name].problem is None]
     if not good:
-        return _Batch(photos, good, torch.zeros(0, 0), None)
+        return photos, torch.zeros(0, 0), None
     gpu = device.type == "cuda"
     batch = _stack([photos[name].pixels for name in good])
-    if gpu:
+    if gpu and not batch.is_cuda:
         batch = batch.pin_memory()
     # The same numbers each time, and those of the CPU as far as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
@@ -394,7 +389,7 @@ def _launch(network, device, names, answers):
                              "not (B, F)")
         features = features.float().to("cpu", non_blocking=gpu)
     copied = torch.cuda.current_stream(device).record_event() if gpu else None
-    return _Batch(photos, good, features, copied)
+    return photos, features, copied
 
 
 def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
@@ -427,12 +422,13 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
     launched = _behind((_launch(network, device, *batch) for batch in decoded), 1)
     try:
         with progress:
-            for batch in launched:
-                if batch.copied:
-                    batch.copied.synchronize()
-                yield dict(zip(batch.good, batch.features.numpy())), batch.photos
-                broken = count_broken(len(batch.photos) - len(batch.good))
-                progress.update(len(batch.photos), _note(broken))
+            for photos, features, copied in launched:
+                if copied:
+                    copied.synchronize()
+                good = [name for name, photo in photos.items() if photo.problem is None]
+                yield dict(zip(good, features.numpy())), photos
+                broken = count_broken(len(photos) - len(good))
+                progress.update(len(photos), _note(broken))
     finally:
         pool.shutdown(cancel_futures=True)
 

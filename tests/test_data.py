@@ -305,7 +305,7 @@ def test_unknown_names_and_missing_folders(tmp_path, capsys):
             data.load(name, tmp_path)
         status, output = check(capsys, name, "--data-root", tmp_path)
         assert status == 2 and output.startswith("error: no dataset")
-        assert output.count("\n") == (11 if name == "utzappos" else 1)
+        assert output.count("\n") == (6 if name == "utzappos" else 1)
 
 
 def test_feasible_pairs(tmp_path):
@@ -1117,17 +1117,11 @@ def test_a_wrong_folder_shows_what_is_expected_and_what_is_there(tmp_path, capsy
     status, output = check(capsys, "utzappos", "--data-root", tmp_path)
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert status == 2 and lines[1:] == [
-        "expected:",
-        f"{tmp_path}/",
-        "ut-zap50k/",
-        "compositional-split-natural/",
-        "train_pairs.txt, val_pairs.txt, test_pairs.txt",
+        f"expected: {tmp_path}/ut-zap50k/",
+        "compositional-split-natural/ (train_pairs.txt, val_pairs.txt, test_pairs.txt)",
         data.METADATA,
         "images/ (or features.npz)",
-        "found:",
-        f"{tmp_path}/",
-        "notes.txt",
-        "zappos/",
+        f"found: {tmp_path}/: notes.txt, zappos/",
     ]
     status, output = check(capsys, tmp_path)
     assert status == 1 and "images.csv (image,state,object,split)" in " ".join(output.split())
