@@ -641,15 +641,10 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, cache, fal
 
     path, notes = _writable_place(dataset, cache, fallback)
     whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
-    if rank == 0 and rows and _partials(path):
-        # What other processes left goes into the first one's file before theirs are rewritten.
-        _write_cache(whole._replace(path=_partial(path, 0)))
-        for part in set(_partials(path)) - {_partial(path, 0)}:
-            part.unlink(missing_ok=True)
-    common.check_shared(path.parent)  # once the partial files there are one
-
+    common.check_shared(path.parent)
     share = {name: files[name] for name in todo[rank::common.processes()]}
-    mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
+    # Each process keeps what all knew before, too: its file may replace the only one that had it.
+    mine = whole._replace(path=_partial(path, rank), rows=dict(rows))
     broken = {}
     if todo:
         backbone = _load_in_turn(weights)
