@@ -661,8 +661,9 @@ def missing_files(dataset, features=None):
     """
     images = dataset.every_image
     there = {image for image in images if dataset.path(image).exists()}
-    without_photo = missing(images, there,
-                            f"found neither in images/ nor in {' or '.join(FEATURES)}")
+    folder = dataset.folder
+    without_photo = missing(images, there, f"found in none of {folder}/images/, {folder}/, "
+                            f"{', '.join(FEATURES)}")
     files = [features] if features else feature_files(dataset.folder)
     if not files:
         return without_photo

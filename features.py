@@ -792,9 +792,9 @@ def _finished_source(dataset, names, file, cache, fallback):
         return None
     if found:  # a cache that travelled without its images
         return found[0]
-    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
-                            f"{data.count(len(names), 'image')}; put them there, or give "
-                            "--features FILE")
+    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and none of "
+                            f"{data.count(len(names), 'image')} there or in images/; put them "
+                            "there, or give --features FILE")
 
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
@@ -808,7 +808,8 @@ def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip
         source = _finished_source(dataset, names, file, cache, fallback)
         if source is None and not skip_broken:
             there = {name for name in names if dataset.path(name).exists()}
-            obstacles += data.missing(names, there, "not found in images/")
+            where = f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/"
+            obstacles += data.missing(names, there, where)
     except FileNotFoundError as error:
         obstacles.append(str(error))
     is_begun = any(place.exists() for place in _cache_places(dataset, cache, fallback))

@@ -1061,7 +1061,8 @@ def test_all_that_is_lacking_is_said_before_anything_is_fetched(tmp_path, hub):
     assert obstacles == [] and "ResNet-18's weights" in fetched[0] and "--weights" in fetched[0]
     dataset.path("red_shoe/1.png").unlink()
     obstacles, _ = features.lacking(dataset)
-    assert obstacles == ["1 of 6 images not found in images/: red_shoe/1.png"]
+    where = f"{tmp_path}/images/ nor in {tmp_path}/"
+    assert obstacles == [f"1 of 6 images found neither in {where}: red_shoe/1.png"]
     assert features.lacking(dataset, skip_broken=True)[0] == []
     obstacles, _ = features.lacking(dataset, weights=tmp_path / "none.pth", skip_broken=True)
     assert len(obstacles) == 1 and "none.pth" in obstacles[0]
