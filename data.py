@@ -988,9 +988,9 @@ def read_features(path, wanted=()):
 
     try:
         files = [plain(as_text(name)) for name in stored["files"]]
-    except TypeError:
+    except (TypeError, UnicodeDecodeError):
         raise ValueError(f"{path}: `files` is a {type(stored['files']).__name__}, expected N "
-                         "names") from None
+                         "names in UTF-8") from None
     files = without_prefix(files, wanted)
     features = as_array(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":

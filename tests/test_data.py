@@ -1021,6 +1021,7 @@ def test_features_of_other_images_stay_what_they_are(tmp_path):
             "Object arrays or other Python objects",
         ),
         (dict(names=FILES), "holds names; expected `files`"),
+        (dict(files=np.array([b"\xff"]), features=np.eye(1)), "`files` is a ndarray, expected"),
         (dict(files=["a", "a"], features=np.eye(2)), "several rows that differ for a"),
     ],
 )
