@@ -133,14 +133,16 @@ def calibrate(model, features, target, seen, candidates, bias):
     with torch.no_grad():
         blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
         scores = torch.cat([block for _, block in blocks])
-    is_unseen = torch.as_tensor(~seen.ravel(), device=scores.device)
+    device = scores.device
+    is_unseen = torch.as_tensor(~seen.ravel(), device=device)
     temperatures = {}
     for name, mask in candidates.items():
-        answerable = mask[target]  # the truth is a candidate
-        columns = np.cumsum(mask)[target[answerable]] - 1
-        ranked = scores + bias[name] * is_unseen
-        ranked = ranked[torch.as_tensor(answerable)][:, torch.as_tensor(np.flatnonzero(mask))]
-        temperatures[name] = fit_temperature(ranked, torch.as_tensor(columns).to(scores.device))
+        columns = torch.as_tensor(np.flatnonzero(mask), device=device)
+        images = np.flatnonzero(mask[target])  # those whose truth is a candidate
+        ranked = (scores + bias[name] * is_unseen)[torch.as_tensor(images, device=device)]
+        place = np.cumsum(mask) - 1            # of a candidate among the candidates
+        truths = torch.as_tensor(place[target[images]], device=device)
+        temperatures[name] = fit_temperature(ranked[:, columns], truths)
     return temperatures
 
 
