@@ -31,7 +31,7 @@ from feasibility import MIXES, feasibility_scores
 
 
 NEEDED = dict(  # of a checkpoint's parts, to score as the trained model did
-    settings=dict(scale=(float, int), backbone=str),
+    settings=dict(backbone=str),
     config=dict(feature_dim=int, hidden=int, dropout=(float, int), dim=int, unit_images=bool))
 
 
@@ -708,9 +708,9 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
 
 
 @torch.no_grad()
-def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
-    """As `predict`, and the log of the softmax's denominator: log Σ exp(scale · score) over the
-    candidates, (N,)."""
+def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
+    """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
+    bias·[unseen]) / temperature over the candidates."""
     device = model.states.device
     total = len(model.states) * len(model.objects)
     features = as_features(model, features)
@@ -724,24 +724,24 @@ def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
                          f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, "
                          "a finite bias")
     k = min(k, int(allowed.sum()))
-    hidden = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
-    offset = hidden
+    offset = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
     if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with "
                              "CompCos.load(best.pt)")
-        offset = hidden + bias * ~model.checkpoint["seen"].flatten().to(device)
+        offset = offset + bias * ~model.checkpoint["seen"].flatten().to(device)
     indices = [torch.zeros(0, k, dtype=torch.int64)]
     values = [torch.zeros(0, k)]
-    totals = [torch.zeros(0)]
+    shares = [torch.zeros(0, k)]
     was_training = model.training
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
-        best = (scores + offset).topk(k, dim=1).indices
+        ranked = scores + offset
+        best = ranked.topk(k, dim=1).indices
         indices.append(best.cpu())
         values.append(scores.gather(1, best).cpu())
-        totals.append((scale * (scores + hidden)).logsumexp(1).cpu())
+        shares.append((ranked / temperature).softmax(1).gather(1, best).cpu())
     model.train(was_training)
-    return torch.cat(indices).numpy(), torch.cat(values).numpy(), torch.cat(totals).numpy()
+    return torch.cat(indices).numpy(), torch.cat(values).numpy(), torch.cat(shares).numpy()
 
 
 def as_features(model, features):
@@ -770,8 +770,9 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
 
     `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given.
     `candidates` is one of closed, open, open_masked, at the bias that was fixed on validation;
-    compositions that the training folder names are never hidden by the mask. `probability` is the
-    softmax of the model's logits over the candidates, without bias.
+    compositions that the training folder names are never hidden by the mask. `probability` is
+    that of the answer among the candidates, at a temperature under which it says how often such
+    answers were right on validation (`experiment.calibrate`).
     """
     if candidates not in experiment.CANDIDATE_SETS:
         raise ValueError(f"candidates are {candidates!r}: expected one of "
@@ -783,21 +784,20 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     if not len(images):
         raise ValueError("no images to predict: expected one or more")
     checkpoint = model.checkpoint
-    scale = checkpoint["settings"]["scale"]
-    indices, scores, totals = best_compositions(
+    indices, scores, probabilities = best_compositions(
         model, images if features is None else features, k=top,
         candidates=allowed_answers(checkpoint)[candidates], bias=checkpoint["bias"][candidates],
-        scale=scale)
+        temperature=checkpoint["temperature"][candidates])
     seen = checkpoint["seen"].flatten()
     rho = checkpoint["feasibility"].flatten()
     rows = []
-    for image, columns, values, total in zip(images, indices, scores, totals):
-        for rank, (c, value) in enumerate(zip(columns.tolist(), values), 1):
+    for image, columns, values, shares in zip(images, indices, scores, probabilities):
+        for rank, (c, value, share) in enumerate(zip(columns.tolist(), values, shares), 1):
             state, object_ = divmod(c, len(checkpoint["objects"]))
             rows.append(dict(
                 image=str(image), rank=rank, state=checkpoint["states"][state],
                 object=checkpoint["objects"][object_], score=float(value),
-                probability=float(np.exp(scale * value - total)), seen=bool(seen[c]),
+                probability=float(share), seen=bool(seen[c]),
                 feasibility=float(rho[c])))
     return rows
 

@@ -24,6 +24,7 @@ import evaluate
 import experiment
 import features as image_features
 import drawings
+import reproduce
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
@@ -840,8 +841,8 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
 
     def read(path):
         if path.suffix == ".npz":
-            data.check_archive(path)
-            with np.load(path) as archive:
+            with reproduce.result(path), np.load(path) as archive:
+                data.check_archive(path)
                 return {name: archive[name].tobytes() for name in archive}
         held = train.load_file(path, {})
         weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}
@@ -1053,3 +1054,82 @@ def test_no_patience_is_never_to_stop(toy, tmp_path):
         out = run("--dataset", toy, "--out", tmp_path / "out", "--epochs", 6, "--lr", 1e-12,
                   "--patience", patience, "--recipe", "published")
         assert (out / "log.csv").read_text().count("\n") == 1 + epochs
+
+
+def test_temperature_of_two_answers():
+    """Two answers, scores (g, 0), the first right in 14 of 19 images: with the image that is
+    counted more it is right in 14.5 of 20, and 1 / T is the log of its odds over g."""
+    gap = 0.3
+    scores = torch.tensor([[gap, 0.0]] * 19)
+    target = torch.tensor([0] * 14 + [1] * 5)
+    odds = 14.5 / 5.5
+    assert experiment.fit_temperature(scores, target) == pytest.approx(gap / math.log(odds), 1e-4)
+
+
+def test_temperature_is_the_likeliest():
+    """Against the likelihood itself, on a fine grid of temperatures; scores of any size."""
+    random = torch.Generator().manual_seed(0)
+    for size in (1e-3, 1.0, 300.0):
+        scores = size * torch.randn(400, 7, generator=random)
+        truth_of_model = (scores / (0.7 * size)).softmax(1).multinomial(1, generator=random)[:, 0]
+        found = experiment.fit_temperature(scores, truth_of_model)
+        grid = size * torch.linspace(0.4, 1.2, 801)
+        losses = []
+        for temperature in grid:
+            logs = (scores / temperature).log_softmax(1)
+            more = logs.mean()  # the image to which every answer is equally right
+            losses.append(logs.gather(1, truth_of_model[:, None]).sum() + more)
+        assert found == pytest.approx(float(grid[torch.stack(losses).argmax()]), abs=2e-3 * size)
+
+
+def test_temperature_at_its_limits():
+    """Always right: sure, but not without end. Worse than chance: no answer is likelier. Nothing to
+    tell it from: 1."""
+    scores = torch.eye(5)
+    right = experiment.fit_temperature(scores, torch.arange(5))
+    # of six images one is equally right for all: (5 + 1/5) / 6 is the share of the truth
+    share = (5 + 1 / 5) / 6
+    assert float((scores / right).softmax(1)[0, 0]) == pytest.approx(share, abs=1e-4)
+    wrong = experiment.fit_temperature(scores, (torch.arange(5) + 1) % 5)
+    assert wrong > 1e6
+    assert experiment.fit_temperature(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64)) == 1.0
+    nobody = torch.zeros(0, dtype=torch.int64)
+    assert experiment.fit_temperature(torch.zeros(0, 4), nobody) == 1.0
+    assert experiment.fit_temperature(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == 1.0
+
+
+def test_calibrate(toy):
+    """Each candidate set has the temperature of its own scores, with its bias; truths that are no
+    candidate do not count."""
+    dataset = data.load(str(toy))
+    random = np.random.default_rng(1)
+    features = torch.as_tensor(random.normal(size=(40, 30)).astype(np.float32))
+
+    class Given(torch.nn.Module):
+        """A model whose scores are the features."""
+
+        states = torch.zeros(5, 1)
+        objects = torch.zeros(6, 1)
+
+        def compositions(self):
+            return None
+
+        def score(self, features, compositions):
+            return features.reshape(-1, 5, 6)
+
+    target = random.integers(30, size=40)
+    seen = dataset.seen
+    masks = dict(open=np.ones(30, bool), some=random.random(30) < 0.6)
+    bias = dict(open=0.4, some=-1.0)
+    found = experiment.calibrate(Given(), features, target, seen, masks, bias)
+    for name, mask in masks.items():
+        rows = [i for i in range(40) if mask[target[i]]]
+        assert 0 < len(rows)
+        scores = []
+        for i in rows:
+            scores.append([features[i, c] + bias[name] * (not seen.flat[c])
+                           for c in range(30) if mask[c]])
+        place = {c: k for k, c in enumerate(np.flatnonzero(mask))}
+        truths = torch.tensor([place[target[i]] for i in rows])
+        expected = experiment.fit_temperature(torch.tensor(scores), truths)
+        assert found[name] == pytest.approx(expected, rel=1e-5)
