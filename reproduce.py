@@ -14,6 +14,7 @@ picture and `write` the Markdown lines, both from the cells.
 
 import argparse
 import functools
+import importlib.util
 import json
 import math
 import platform
@@ -21,6 +22,7 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
 from contextlib import contextmanager, redirect_stdout
 from numbers import Real
 from pathlib import Path
@@ -33,7 +35,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageOps
 
 import baselines
 import compcos
@@ -112,6 +114,8 @@ LOOKS = {"AoP": ("#E69F00", "-."), "LE+": ("#56B4E9", "--"), "TMN": (GREEN, ":")
 RECIPE_LOOKS = {"published": (BLUE, "-"), "published, 4 members": (BLUE, "--"),
                 "strong": (PURPLE, ":"), "strong, 4 members": (PURPLE, "-"),
                 "strong, 16 members": (PURPLE, "--"), "two classifiers apart": ("#888888", ":")}
+SHEET_COLUMNS = 5  # photos side by side on the contact sheet
+PHOTO_SIDE = 240   # pixels
 OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#999933", "-."))
 
 
@@ -745,11 +749,6 @@ def accuracy_lines(cells, columns=COLUMNS):
     return grid(["", "protocol", *columns], rows)
 
 
-def image_lines(name, text):
-    """A picture in the report."""
-    return [f"![{text}]({name}.png)", ""]
-
-
 def write_table(results, cells):
     """A table with S, U, HM and AUC."""
     return accuracy_lines(cells)
@@ -764,18 +763,10 @@ def write_table1(results, cells):
     return lines
 
 
-def write_curves(results, cells):
-    """The first picture."""
-    return image_lines("curves", "accuracy on seen against unseen compositions of each method")
-
-
 def write_threshold(results, cells):
-    """The picture of the thresholds and the one that was chosen."""
-    lines = image_lines("threshold", "AUC and share of compositions removed against the threshold")
-    lines += [f"CompCos, the first seed bold. The chosen threshold, "
-              f"{show(cells['threshold'], 2, 1)}, removes {show(cells['removed'])} % of all "
-              "compositions.", ""]
-    return lines
+    """The threshold that was chosen."""
+    return [f"The chosen threshold, {show(cells['threshold'], 2, 1)}, removes "
+            f"{show(cells['removed'])} % of all compositions.", ""]
 
 
 def write_feasibility(results, cells):
@@ -801,43 +792,25 @@ def write_feasibility(results, cells):
 
 
 def write_training(results, cells):
-    """The picture of losses and AUC, and the table of epochs."""
+    """The table of epochs."""
     rows = []
     for label, row in cells.items():
         numbers = [show(row[column], 0, 1) for column in ("epochs", "best_epoch", "seconds")]
         rows.append([label, *numbers])
-    return [
-        *image_lines("training", "training loss and validation AUC by epoch"),
-        "First seed; dot: best epoch. The losses are of different kinds, so each is relative to "
-        "its first epoch. CompCos is validated in the open world, where AUC is lower, the others "
-        "in the closed one.", "",
-        *grid(["", "epochs", "best epoch", "seconds"], rows)]
-
-
-def has_images(results):
-    """Whether the test images themselves are there, and not only their features."""
-    images = results.dataset.folder / "images"
-    return all((images / image).exists() for image in results.dataset.images["test"])
+    return grid(["", "epochs", "best epoch", "seconds"], rows)
 
 
 def write_qualitative(results, cells):
-    """The shares, and the contact sheet if there are images."""
+    """The shares of the test images."""
     rows = [[kind, show(share)] for kind, share in cells.items()]
-    lines = grid(["test images (full model: with mask)", "%"], rows)
-    if not has_images(results):
-        name = results.dataset.name
-        return [*lines, f"The picture is left out: {name} has no images here, only features.", ""]
-    lines += image_lines("qualitative", "test images with both models' answers and the truth")
-    lines += ["First seed, at the bias fixed on validation; drawn by lot. Wrong answers are red.",
-              ""]
-    return lines
+    return grid(["test images (full model: with mask)", "%"], rows)
 
 
 def write_strong(results, cells):
     """Both recipes side by side."""
     titles = {"closed": "Closed world (models trained for the open one)", "open": "Open world",
               "open_masked": "Open world, hard mask (each recipe's own way to choose τ)"}
-    lines = image_lines("strong", "accuracy on seen against unseen compositions of each recipe")
+    lines = []
     for candidate_set, title in titles.items():
         lines += [f"**{title}**, test", "", *accuracy_lines(cells[candidate_set])]
     return lines
@@ -861,11 +834,9 @@ def write_changes(results, cells):
 
 
 def panels(*labels):
-    """Axes side by side in a new figure, one a pair of labels (x, y). ValueError: no matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("the figures need matplotlib: pip install matplotlib") from None
+    """Axes side by side in a new figure, one a pair of labels (x, y)."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots(1, len(labels), squeeze=False)[0]
     for ax, (x, y) in zip(axes, labels):
@@ -971,8 +942,6 @@ def draw_training(results, cells, path):
 
 def draw_qualitative(results, cells, path):
     """A contact sheet of the first seed: whom distractors mislead, drawn by lot."""
-    if not has_images(results):
-        return
     random = np.random.default_rng(0)
     seed = results.seeds_of("full", "closed")[0]
     answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
@@ -985,71 +954,58 @@ def draw_qualitative(results, cells, path):
     contact_sheet(path, results.dataset.folder / "images", blocks)
 
 
-# Measures of the contact sheet, in pixels.
-SHEET_COLUMNS = 5
-SIDE = 150           # of a photo
-COLUMN_WIDTH = 190
-LINE = 22            # height of a line of text
-TITLE = 40           # height of a block's title
-MARGIN = 62          # left, where it says whose answer a line is
-CELL_HEIGHT = SIDE + 4 * LINE
-
-
 def contact_sheet(path, images, blocks):
     """Draw {title: [(image, closed model's answer, full model's, truth)]} as one picture.
 
-    images: the folder of the photos.
+    images: the folder of the photos. ValueError names one that is none.
     """
-    heights = {}
-    for title, items in blocks.items():
-        rows = -(-len(items) // SHEET_COLUMNS)
-        heights[title] = TITLE + rows * CELL_HEIGHT
-    size = (MARGIN + SHEET_COLUMNS * COLUMN_WIDTH, sum(heights.values()))
-    sheet = Image.new("RGB", size, "white")
-    top = 0
-    for title, items in blocks.items():
-        text = title.capitalize()
-        if len(items) == 0:
-            text += ": no image"
-        ImageDraw.Draw(sheet).text((8, top + 10), text, BLACK, ImageFont.load_default(20))
-        for i, (image, *answers) in enumerate(items):
-            row, column = divmod(i, SHEET_COLUMNS)
-            x = MARGIN + column * COLUMN_WIDTH
-            y = top + TITLE + row * CELL_HEIGHT
-            paste_photo(sheet, images / image, x, y)
-            write_answers(sheet, answers, x, y + SIDE + 3, named=column == 0)
-        top += heights[title]
-    with common.writing(path, "wb") as file:
-        sheet.save(file, "PNG")
+    from matplotlib.figure import Figure
+
+    rows = [math.ceil(len(items) / SHEET_COLUMNS) for items in blocks.values()]
+    heights = [0.4 + 2.7 * count for count in rows]  # inches; a column is 2 wide
+    figure = Figure(figsize=(2 * SHEET_COLUMNS, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
+    with warnings.catch_warnings(record=True) as unwritten:
+        for part, count, (title, items) in zip(parts, rows, blocks.items()):
+            if count == 0:
+                part.suptitle(f"{title.capitalize()}: no image")
+                continue
+            part.suptitle(title.capitalize())
+            cells = part.subplots(count, SHEET_COLUMNS, squeeze=False).ravel()
+            for cell in cells:
+                cell.axis("off")
+            for cell, (image, *answers) in zip(cells, items):
+                show_photo(cell, images / image)
+                show_answers(cell, *answers)
+        with common.writing(path, "wb") as file:
+            figure.savefig(file, dpi=130, format="png")
+    if unwritten:  # matplotlib warns once for each character that its font lacks
+        warnings.warn(f"{path}: {unwritten[0].message} A matplotlibrc chooses another font "
+                      "(font.family)", stacklevel=2)
 
 
-def paste_photo(sheet, path, x, y):
-    """Put a photo on the sheet, its longer side SIDE pixels. ValueError names one that is none."""
+def show_photo(cell, path):
+    """Show a photo on axes, with room for three lines below it. ValueError names one that is none.
+    """
     problem = data.no_photo(path)
     if problem:
         raise ValueError(f"{path}: {problem}; restore the photo")
     with Image.open(path) as photo:
-        longest = max(photo.size)
-        size = [max(1, SIDE * length // longest) for length in photo.size]
-        sheet.paste(photo.convert("RGB").resize(size), (x, y))
+        photo = ImageOps.contain(data.rgb(photo), (PHOTO_SIDE, PHOTO_SIDE))
+    cell.imshow(photo, extent=(0, photo.width, 0, photo.height))
+    cell.set(xlim=(0, PHOTO_SIDE), ylim=(-0.36 * PHOTO_SIDE, PHOTO_SIDE))
 
 
-def write_answers(sheet, answers, x, y, named):
-    """Write the answers (closed model's, full model's, truth) below a photo, wrong ones in red.
-
-    named: whether it is said, on the left, whose they are.
-    """
-    draw = ImageDraw.Draw(sheet)
-    truth = answers[2]
-    for i, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
+def show_answers(cell, closed, full, truth):
+    """Write the answers of both models and the truth below a photo, wrong answers in red."""
+    room = 0.9 * cell.figure.bbox.width / SHEET_COLUMNS
+    for i, (who, answer) in enumerate(dict(closed=closed, full=full, truth=truth).items()):
         colour = BLUE if answer == truth else RED
         if who == "truth":
             colour = BLACK
-        width = max(ImageFont.load_default(16).getlength(answer), 1)
-        font = ImageFont.load_default(16 * min(1, (COLUMN_WIDTH - 8) / width))
-        draw.text((x, y + i * LINE), answer, colour, font)
-        if named:
-            draw.text((6, y + i * LINE), who, BLACK, ImageFont.load_default(15))
+        line = cell.text(0, -(0.03 + 0.11 * i) * PHOTO_SIDE, f"{who}: {answer}", va="top",
+                         size=10, color=colour, clip_on=True, parse_math=False)
+        line.set_size(10 * min(1, room / line.get_window_extent().width))
 
 
 # ---- the sections ----
@@ -1059,24 +1015,27 @@ class Section(NamedTuple):
     """A section of the report.
 
     compute(results) -> cells for report.json; write(results, cells) -> Markdown lines;
-    draw(results, cells, path): the picture of the section's name.
+    draw(results, cells, path): the picture of the section's name, of which `caption` is printed.
     needs: runs without which there is no section. also: further runs, whose rows are left out where
     they failed; "methods" for all compared systems.
     """
 
     title: str
     compute: Callable
-    write: Callable
+    write: Callable = None
     needs: tuple = ("full",)
     also: tuple = ()
     draw: Callable = None
+    caption: str = ""
 
 
 SECTIONS = {
     "table1": Section("Table 1, expanded: all methods in both worlds", compute_table1,
                       write_table1, also=("methods",)),
-    "curves": Section("Seen against unseen accuracy (test, open world, first seed)",
-                      compute_curves, write_curves, also=("methods",), draw=draw_curves),
+    "curves": Section(
+        "Seen against unseen accuracy (test, open world, first seed)", compute_curves,
+        also=("methods",), draw=draw_curves,
+        caption="Accuracy on seen against unseen compositions of each method."),
     "margins": Section("Effect of the margins (validation, open world, no mask)",
                        functools.partial(compute_table, "margins"), write_table,
                        also=("closed", "alpha0", "constant")),
@@ -1088,16 +1047,26 @@ SECTIONS = {
                        also=("methods",)),
     "strategies": Section("Other masks (validation, open world)", compute_strategies, write_table,
                           also=("closed",)),
-    "threshold": Section("AUC against the threshold of the hard mask (validation)",
-                         compute_threshold, write_threshold, draw=draw_threshold),
+    "threshold": Section(
+        "AUC against the threshold of the hard mask (validation)", compute_threshold,
+        write_threshold, draw=draw_threshold,
+        caption="AUC and share of compositions removed by CompCos's mask, the first seed bold."),
     "feasibility": Section("The most and least feasible unseen compositions (first seed)",
                            compute_feasibility, write_feasibility),
-    "qualitative": Section("Who is misled (test, open world)", compute_qualitative,
-                           write_qualitative, needs=("full", "closed"), draw=draw_qualitative),
-    "training": Section("Training", compute_training, write_training, also=("methods",),
-                        draw=draw_training),
-    "strong": Section("The published recipe against the strong one (test)", compute_strong,
-                      write_strong, also=tuple(RECIPES.values()), draw=draw_recipes),
+    "qualitative": Section(
+        "Who is misled (test, open world)", compute_qualitative, write_qualitative,
+        needs=("full", "closed"), draw=draw_qualitative,
+        caption="Test images, drawn by lot, with the answers of both models (first seed, at the "
+                "bias fixed on validation) and the truth. Wrong answers are red."),
+    "training": Section(
+        "Training", compute_training, write_training, also=("methods",), draw=draw_training,
+        caption="First seed; dot: best epoch. The losses are of different kinds, so each is "
+                "relative to its first epoch. CompCos is validated in the open world, where AUC is "
+                "lower, the others in the closed one."),
+    "strong": Section(
+        "The published recipe against the strong one (test)", compute_strong, write_strong,
+        also=tuple(RECIPES.values()), draw=draw_recipes,
+        caption="Accuracy on seen against unseen compositions of each recipe, first seed."),
     "changes": Section("What carries the strong recipe (test)", compute_changes, write_changes,
                        also=("strong4", *CHANGES)),
 }
@@ -1137,9 +1106,31 @@ def make_sections(results, sections):
             continue
         cells[name] = section.compute(results)
         if section.draw:
-            section.draw(results, cells[name], results.out / f"{name}.png")
-        lines += section.write(results, cells[name])
+            lines += picture_lines(results, name, cells[name])
+        if section.write:
+            lines += section.write(results, cells[name])
     return lines, cells
+
+
+def picture_lines(results, name, cells):
+    """Draw the picture of a section; the lines that show it, or say why it is left out."""
+    section = SECTIONS[name]
+    images = results.dataset.folder / "images"
+    why = ""
+    if not has_matplotlib():
+        why = "it needs matplotlib (`pip install matplotlib`)"
+    elif name == "qualitative" and not all(
+            (images / image).exists() for image in results.dataset.images["test"]):
+        why = f"{results.dataset.name} has no images here, only features"
+    if why:
+        return [f"The picture is left out: {why}.", ""]
+    section.draw(results, cells, results.out / f"{name}.png")
+    return [f"![{name}]({name}.png)", "", section.caption, ""]
+
+
+def has_matplotlib():
+    """Whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 # ---- the head of the report ----
@@ -1372,8 +1363,9 @@ def main(argv=None):
     argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     options, shared = own_options().parse_known_args(argv)
     shared = [*PUBLISHED_MASK, *shared]
-    if any(SECTIONS[name].draw for name in options.only if name != "qualitative"):
-        panels(("", ""))  # says now, and not after the training, if matplotlib is missing
+    if not has_matplotlib():
+        print("note: the report has no pictures, for these need matplotlib (pip install "
+              "matplotlib); the same command adds them later")
     check_options(options)
     prepared = prepare(shared, options.out)
     dataset = prepared.dataset

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -512,10 +513,50 @@ def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, tra
 
 
 def test_a_photo_of_the_contact_sheet_that_is_none_is_named(toy, tmp_path):
+    pytest.importorskip("matplotlib")
     photo = tmp_path / "cut.png"
     photo.write_bytes((toy / "images/0.png").read_bytes()[:-20])
+    blocks = {"both are wrong": [("cut.png", "a", "b", "c")]}
     with pytest.raises(ValueError, match="cut.png: .*; restore the photo"):
-        reproduce.paste_photo(Image.new("RGB", (200, 200)), photo, 0, 0)
+        reproduce.contact_sheet(tmp_path / "sheet.png", tmp_path, blocks)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_answers_stay_in_their_column_whatever_the_names():
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(10, 3))
+    names = ("a", "long name " * 9, "$5$ \\heels", "né ы نعم")
+    for cell, name in zip(figure.subplots(1, 5), names):
+        reproduce.show_answers(cell, name, "full", name)
+        assert [(line.get_text(), line.get_color()) for line in cell.texts] == [
+            (f"closed: {name}", reproduce.BLUE), ("full: full", reproduce.RED),
+            (f"truth: {name}", reproduce.BLACK)]
+        for line in cell.texts:
+            assert line.get_window_extent().width < figure.bbox.width / 5
+
+
+def test_a_font_without_the_names_characters_costs_one_warning(toy, tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = {"both are wrong": [("0.png", "\ue000", "\ue001", "\ue002")], "none": []}
+    with pytest.warns(UserWarning, match="missing from font.*font.family") as said:
+        reproduce.contact_sheet(tmp_path / "sheet.png", toy / "images", blocks)
+    assert len(said) == 1 and (tmp_path / "sheet.png").exists()
+
+
+def test_without_matplotlib_the_report_has_all_but_pictures(toy, finished, monkeypatch, capsys):
+    folder, options = finished
+    out = folder.parents[2]
+    for picture in out.glob("*.png"):
+        picture.unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run(toy, *options)
+    assert "note: the report has no pictures" in capsys.readouterr().out
+    text = (out / "report.md").read_text()
+    assert "left out: it needs matplotlib (`pip install matplotlib`)" in text
+    assert "The chosen threshold, " in text and not list(out.glob("*.png"))
+    monkeypatch.undo()
+    run(toy, *options)
+    assert "![threshold](threshold.png)" in (out / "report.md").read_text()
+    assert (out / "threshold.png").exists()
 
 
 @pytest.mark.parametrize("options, said", [
