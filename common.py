@@ -572,10 +572,9 @@ def command(main):
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                say_for_all(
-                    "error: out of memory "
-                    f"({str(error).splitlines()[0][:160] if str(error) else ''}): "
-                    "lower --batch-size, or use a larger machine")
+                why = " ".join(str(error).split())[:160] or "no more is said"
+                say_for_all(f"error: out of memory ({why}): lower --batch-size, or use a larger "
+                            "machine; a training goes on with --resume")
                 status = 2
         raise SystemExit(status)
 

@@ -33,7 +33,8 @@ import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, write_csv
-from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
+from train import (check_model, chunks, fit, index_pairs, load_file, reading, selection, sweep,
+                   value_at)
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
@@ -319,23 +320,12 @@ def write_json(path, value):
         json.dump(plain(value), file, indent=1)
 
 
-def check_plain(path):
-    """ValueError for a pipe or a folder: a pipe would be waited for without end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is no plain file")
-
-
 def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
-    try:
-        check_plain(path)
+    with reading(path, "remove it, and its run is made anew"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
-                         "anew") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary: remove "
-                         "it, and its run is made anew")
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}, expected a dictionary")
     return content
 
 
@@ -347,19 +337,6 @@ def versions():
 
 
 # ---- running ----
-
-
-@contextmanager
-def memory_explained(device):
-    """Say what to do when memory runs out (`fit` leaves last.pt)."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not common.is_out_of_memory(error):
-            raise
-        raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; "
-                         "--resume goes on from the last epoch "
-                         f"({str(error).splitlines()[0][:160]})") from None
 
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False,
@@ -378,20 +355,19 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
                   "not given")
         remove_results(out)
     torch.manual_seed(settings["seed"])
-    with memory_explained(device):
-        model = build()
-        arrays = {}
-        for phase in data.PHASES:
-            on_device = torch.as_tensor(features[phase], device=device)
-            arrays[phase] = (on_device, dataset.targets[phase])
-        check_model(model, arrays["train"][0], dataset.seen)
-        history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
-                                      resume=resume, eager=eager, job=job)
-        rho = model.feasibility(dataset.seen)
-        # What is to be one file of scores, one process scores: each one does, and the first writes.
-        with (scores_file(out, dataset, save_scores and writes) as save,
-              common.alone() if save_scores else nullcontext()):
-            measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
+    model = build()
+    arrays = {}
+    for phase in data.PHASES:
+        on_device = torch.as_tensor(features[phase], device=device)
+        arrays[phase] = (on_device, dataset.targets[phase])
+    check_model(model, arrays["train"][0], dataset.seen)
+    history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
+                                  resume=resume, eager=eager, job=job)
+    rho = model.feasibility(dataset.seen)
+    # What is to be one file of scores, one process scores: each one does, and the first writes.
+    with (scores_file(out, dataset, save_scores and writes) as save,
+          common.alone() if save_scores else nullcontext()):
+        measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
     basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
@@ -667,52 +643,45 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
-    damage = damage_of(contents)
-    if damage:
-        raise ValueError(f"{path} is damaged: {damage}; train anew, or restore the file")
+    with reading(path, "train anew, or restore the file"):
+        check_best(contents)
     return contents
 
 
-def damage_of(contents):
-    """What of the dictionary in a best.pt cannot be used, in words; "" where all can."""
-    for name in ("states", "objects"):
-        if not all(isinstance(word, str) for word in contents[name]):
-            return f"not all {name} are names"
+def check_best(contents):
+    """ValueError: what of the dictionary in a best.pt cannot be used."""
+    for word in contents["states"] + contents["objects"]:
+        if not isinstance(word, str):
+            raise ValueError(f"a state or object is a {type(word).__name__}, expected its name")
     primitives = (len(contents["states"]), len(contents["objects"]))
-    count = primitives[0] * primitives[1]
-    for name in ("seen", "named", "feasibility", "closed"):
-        shape = primitives if name in ("seen", "feasibility") else (count,)
+    compositions = (math.prod(primitives),)
+    shapes = dict(seen=primitives, named=compositions, feasibility=primitives, closed=compositions)
+    for name, shape in shapes.items():
         tensor = contents[name]
-        if tuple(tensor.shape) != shape:
-            return f"{name} of shape {tuple(tensor.shape)}, expected {shape}"
-        if name != "feasibility" and tensor.dtype != torch.bool:
-            return f"{name} is {tensor.dtype}, expected torch.bool"
-    if not contents["feasibility"].is_floating_point():
-        return f"feasibility is {contents['feasibility'].dtype}, expected a float"
-    numbers = {"threshold": contents["threshold"]}
+        kind = torch.bool
+        if name == "feasibility" and tensor.is_floating_point():
+            kind = tensor.dtype
+        if tensor.dtype != kind or tuple(tensor.shape) != shape:
+            raise ValueError(f"its {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                             f"expected {kind} {shape}")
     for candidates in CANDIDATE_SETS:
-        numbers[f"bias for {candidates}"] = contents["bias"].get(candidates)
-    for name, number in numbers.items():
-        if not isinstance(number, float) or not math.isfinite(number):
-            return f"no {name}"
-    tensors = [contents["feasibility"], *contents["weights"].values()]
-    if not all(torch.is_tensor(tensor) and tensor.isfinite().all() for tensor in tensors):
-        return "its weights or its feasibility are not finite numbers"
-    return ""
+        value_at(contents, float, "bias", candidates)
+    numbers = [("feasibility", contents["feasibility"]), ("threshold", contents["threshold"])]
+    for part in ("weights", "config", "settings", "bias"):
+        numbers += contents[part].items()
+    for name, value in numbers:
+        if isinstance(value, (float, torch.Tensor)) and not torch.as_tensor(value).isfinite().all():
+            raise ValueError(f"its {name} is not finite")
 
 
 def read_rows(path):
     """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
     row is cut off: what is left of its last number would pass for another one."""
-    check_plain(path)
-    content = Path(path).read_bytes()
-    if not content.endswith(b"\n"):
-        raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
-                         "end the line if all is there")
-    try:
+    with reading(path, "expected a .csv in UTF-8; make it anew, or restore it"):
+        content = Path(path).read_bytes()
+        if not content.endswith(b"\n"):
+            raise ValueError("its last line has no line end, as where a file is cut off")
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
 
 
 def read_feasibility(path, states, objects):

@@ -23,7 +23,7 @@ import shlex
 import sys
 import traceback
 import warnings
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from numbers import Real
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -43,7 +43,7 @@ import data
 import experiment
 from experiment import read_json
 from feasibility import agreement, hard_mask, median_mask, ranked
-from train import LOG, sweep
+from train import LOG, reading, sweep, value_at
 
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
@@ -302,20 +302,10 @@ def report_outcome(jobs, i, outcome, so_far=""):
           flush=True, file=sys.stderr if has_failed else sys.stdout)
 
 
-@contextmanager
-def result(path):
-    """Yields the file of a result that is read inside. ValueError: what is wrong, what to do."""
-    try:
-        experiment.check_plain(path)
-        yield path
-    except Exception as error:  # of CSV and zip, and of what is not in them
-        if common.is_out_of_memory(error):
-            raise
-        problem = str(error)
-        if str(path) not in problem:
-            problem = f"{path} is damaged ({data.reason(error)})"
-        raise ValueError(f"{problem}; remove {path.with_name('metrics.json')}, and the same "
-                         "command makes the results of this run anew") from None
+def result(folder, name):
+    """`train.reading` of a result of a run; gives what to do where it is damaged."""
+    return reading(folder / name, f"remove {folder / 'metrics.json'}, and the same command makes "
+                   "the results of this run anew")
 
 
 def load(folder):
@@ -325,12 +315,12 @@ def load(folder):
     """
     note = read_json(folder / "run.json")
     run = note | read_json(folder / "metrics.json")
-    with result(folder / "run.json"):
+    with result(folder, "run.json"):
         value_at(note, str, "hardware")
-    with result(folder / "metrics.json"):
+    with result(folder, "metrics.json"):
         check_metrics(run)
-    with result(folder / "log.csv") as path:
-        log = read_log(path)
+    with result(folder, "log.csv"):
+        log = read_log(folder / "log.csv")
         if len(log["epoch"]) < run["best_epoch"]:
             raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
     run["folder"] = folder
@@ -366,20 +356,6 @@ def check_metrics(metrics):
         value_at(metrics, int, "settings", "negatives")
 
 
-def value_at(content, kinds, *path):
-    """What is at a path of keys. ValueError names a path without a value of these kinds."""
-    value = content
-    where = ", ".join(map(str, path))
-    try:
-        for key in path:
-            value = value[key]
-    except (LookupError, TypeError):
-        raise ValueError(f"it has no {where}") from None
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise ValueError(f"its {where} is a {type(value).__name__}")
-    return value
-
-
 def number(content, *path):
     """The number at a path of keys; null, as figures that do not exist are written, is nan.
     ValueError: there is none.
@@ -399,8 +375,8 @@ def read_log(path):
 
 def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
-    with result(run["folder"] / "best.pt") as path:
-        return compcos.CompCos.load(path, device)
+    with result(run["folder"], "best.pt"):
+        return compcos.CompCos.load(run["folder"] / "best.pt", device)
 
 
 def hardware():
@@ -639,8 +615,8 @@ def read_answers(closed_run, full_run, images):
 def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
-    with result(run["folder"] / "predictions.csv") as path:
-        rows = experiment.read_rows(path)
+    with result(run["folder"], "predictions.csv"):
+        rows = experiment.read_rows(run["folder"] / "predictions.csv")
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
@@ -894,7 +870,8 @@ def draw_bias_curves(results, rows, looks, path):
 def read_curve(run, candidate_set):
     """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
     """
-    with result(run["folder"] / "curves.npz") as path:
+    path = run["folder"] / "curves.npz"
+    with result(run["folder"], "curves.npz"):
         data.check_archive(path)
         with np.load(path) as file:
             unseen = file[f"{candidate_set}_unseen"]

@@ -39,6 +39,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -620,12 +621,8 @@ def continue_run(run, state, out):
                       f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
                       "differ",
                       stacklevel=2)
-    try:
+    with reading(out / "last.pt", "leave --resume out, or give another --out"):
         run.go_on(state, run.model.states.device)
-    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        why = " ".join(str(error).split())[:160]
-        raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
-                         f"{why}): leave --resume out, or give another --out") from None
     if run.history and common.rank() == 0:
         write_log(out, run.history)
 
@@ -653,23 +650,52 @@ def load_last(out, settings, epochs):
     return state
 
 
+# ---- reading what a run left ----
+
+
+@contextmanager
+def reading(path, remedy):
+    """Inside, a file is read: whatever is wrong with its content is one ValueError in one line.
+
+    It names the file, what is wrong, and the `remedy`. OSError and a lack of memory pass.
+    """
+    try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for for ever
+            raise ValueError(f"{path} is no plain file")
+        yield
+    except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
+        data.raise_if_unread(error)
+        if common.is_out_of_memory(error):
+            raise
+        problem = str(error)
+        if str(path) not in problem:
+            problem = f"{path} cannot be used ({data.reason(error)})"
+        raise ValueError(f"{problem}; {remedy}") from None
+
+
+def value_at(content, kinds, *path):
+    """What is at a path of keys. ValueError names a path without a value of these kinds."""
+    value = content
+    where = ", ".join(map(str, path))
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        raise ValueError(f"it has no {where}") from None
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"its {where} is a {type(value).__name__}")
+    return value
+
+
 def load_file(path, kinds):
     """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
     types `kinds`, name -> type."""
     data.check_archive(path)
-    try:
+    with reading(path, "expected a checkpoint of this project (of published ones: "
+                 "compcos.load_published)"):
         contents = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # of zip, pickle and the weights-only loader
-        data.raise_if_unread(error)
-        raise ValueError(f"{path} is no checkpoint ({data.reason(error)})") from None
-    if not isinstance(contents, dict) or not kinds.keys() <= contents.keys():
-        raise ValueError(f"{path} is no such checkpoint of this project: it needs "
-                         f"{', '.join(kinds)} (for published "
-                         "files: compcos.load_published)")
-    for name, kind in kinds.items():
-        if not isinstance(contents[name], kind):
-            raise ValueError(f"{path} is no such checkpoint of this project: its {name} is a "
-                             f"{type(contents[name]).__name__}, expected a {kind.__name__}")
+        for name, kind in kinds.items():
+            value_at(contents, kind, name)
     return contents
 
 

@@ -468,7 +468,8 @@ def test_a_tmn_without_negatives_is_named_by_the_command(toy, tmp_path, trained,
         run(toy, *options)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and not trained
-    assert error.startswith(f"error: {path} is damaged (ValueError: it has no settings, negatives)")
+    said = f"error: {path} cannot be used (ValueError: it has no settings, negatives)"
+    assert error.startswith(said)
     assert f"remove {path}" in error
     path.unlink()
     run(toy, *options)  # from last.pt
@@ -505,7 +506,7 @@ def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, tra
     with pytest.raises(SystemExit) as stop:
         run(toy, *options)
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith(f"error: {folder / 'log.csv'} is damaged")
+    assert stop.value.code == 2 and error.startswith(f"error: {folder / 'log.csv'} cannot be used")
     assert f"remove {folder / 'metrics.json'}" in error and error.count("\n") == 1
     (folder / "metrics.json").unlink()
     run(toy, *options)
