@@ -992,7 +992,7 @@ def steps_to_epochs(chosen, images):
         chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
         steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
-        if patience_steps and chosen["patience"] is None:
+        if patience_steps and chosen.get("patience") is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
     if "warmup" in chosen and chosen["warmup"] is None:
         chosen["warmup"] = max(1, round(warmup_steps / steps_an_epoch))
