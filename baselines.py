@@ -15,7 +15,6 @@ replacement.
 
 import argparse
 import inspect
-import math
 import tempfile
 from pathlib import Path
 
@@ -845,20 +844,16 @@ def make_model(name, prepared):
 
 
 def check_own_options(options, settings):
-    """ValueError if an option of TMN is given to a model without it, or is not above 0.
-    FileNotFoundError: no such --feasibility."""
+    """ValueError: an option of TMN for a model without it. FileNotFoundError: no such
+    --feasibility."""
     if options.feasibility and not Path(options.feasibility).exists():
         raise FileNotFoundError(f"no file --feasibility {options.feasibility}: expected a CompCos "
                                 "run's feasibility.csv or best.pt")
     for name in ("negatives", "width", "gating_lr"):
         value = getattr(options, name)
-        if value is None:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if name not in settings:
-            raise ValueError(f"{option} {value}: {options.model} has no such setting; leave it out")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{option} is {value}: expected a number above 0")
+        if value is not None and name not in settings:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: {options.model} has no such "
+                             "setting; leave it out")
 
 
 if __name__ == "__main__":

@@ -48,11 +48,11 @@ LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
 # What is expected of settings, other than that they are finite.
-POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate")
-NOT_NEGATIVE = ("weight_decay", "margin", "warmup", "counts", "patience", "dropout", "average",
-                "mix_images")
+POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate",
+            "negatives", "width", "gating_lr")
+NOT_NEGATIVE = ("weight_decay", "margin", "warmup", "counts", "patience")
 BELOW_ONE = ("dropout", "average")
-AT_MOST_ONE = ("mix_images",)
+SHARES = ("mix_images",)
 WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
@@ -949,16 +949,16 @@ def choose_settings(options, defaults):
 
 def unfulfilled(name, value):
     """What is expected of a setting, in words, where its value is not so; else ""."""
-    if value is None or name not in POSITIVE + NOT_NEGATIVE:
+    if value is None:
         return ""
     if name in POSITIVE and not 0 < value < math.inf:
         return "a positive number"
-    if name in BELOW_ONE and not 0 <= value < 1:
-        return "0 or more, less than 1"
-    if name in AT_MOST_ONE and not 0 <= value <= 1:
-        return "a share of 0 to 1"
     if name in NOT_NEGATIVE and not 0 <= value < math.inf:
         return "0 or more"
+    if name in BELOW_ONE and not 0 <= value < 1:
+        return "0 or more, less than 1"
+    if name in SHARES and not 0 <= value <= 1:
+        return "a share of 0 to 1"
     return ""
 
 

@@ -48,8 +48,6 @@ from train import LOG, reading, sweep, value_at
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
 
-# The mask is the paper's in all tables but those of the strong recipe.
-PUBLISHED_MASK = ("--mask", "published")
 PUBLISHED = "--recipe published"
 STRONG = "--recipe strong --mask justified"
 
@@ -97,9 +95,9 @@ OWN_CHOICE = ("world", "recipe", "seed", "out", "feasibility")  # of a run's opt
 VERSIONS = ("python", "torch", "numpy", "pillow")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
-UNSEEN_ONLY = {"Sta. unseen only": "state_accuracy_unseen_only",
-               "Obj. unseen only": "object_accuracy_unseen_only"}
-ALL_COLUMNS = COLUMNS | PRIMITIVES | UNSEEN_ONLY
+ALL_COLUMNS = COLUMNS | PRIMITIVES | {
+    "Sta. unseen only": "state_accuracy_unseen_only",
+    "Obj. unseen only": "object_accuracy_unseen_only"}
 
 # Colours of Okabe and Ito, whom the colour-blind can tell.
 BLUE = "#0072B2"
@@ -1302,13 +1300,6 @@ def parse(where, words, module):
     return parsed
 
 
-def prepare(shared, out):
-    """Data and settings of the options that go to all runs (`experiment.Prepared`)."""
-    parsed = parse("reproduce.py", shared, experiment)
-    parsed.out = out
-    return experiment.prepare(parsed, "compcos", compcos.defaults("published"))
-
-
 def check_options(options):
     """What can be wrong in this script's own options is said before the long work. ValueError,
     SystemExit."""
@@ -1339,44 +1330,45 @@ def main(argv=None):
     """Train what is missing and write the report. Exit status 1 if a run failed."""
     argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     options, shared = own_options().parse_known_args(argv)
-    shared = [*PUBLISHED_MASK, *shared]
+    shared = ["--mask", "published", *shared]  # as in the paper; the strong recipe has its own
     if not has_matplotlib():
         print("note: the report has no pictures, for these need matplotlib (pip install "
               "matplotlib); the same command adds them later")
     check_options(options)
-    prepared = prepare(shared, options.out)
-    dataset = prepared.dataset
+    parsed = parse("reproduce.py", shared, experiment)
+    parsed.out = options.out  # which must be writable
+    prepared = experiment.prepare(parsed, "compcos", compcos.defaults("published"))
     settings = dict(prepared.settings)
     for name in ("model", "world", "device"):
         del settings[name]
-    out = options.out or Path("runs", f"reproduce-{dataset.name}")
+    out = options.out or Path("runs", f"reproduce-{prepared.dataset.name}")
     jobs = plan_all(options, shared, settings, out)
     common.check_shared(out)
     for job in jobs:
         if is_finished(job):
             load(job.folder)  # says now, and not after the training, what is damaged
     runs, failed = train_missing(jobs)
-    if common.rank() == 0:
-        with common.alone():
-            report_all(prepared, out, runs, failed, argv, settings, options)
-
-
-def report_all(prepared, out, runs, failed, argv, settings, options):
-    """Write the report of what was trained, and name what failed. SystemExit 1 if a run did."""
-    dataset = prepared.dataset
-    validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
-    results = Results(
-        out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
-        validation=(validation, dataset.targets["val"]),
-        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
+    if common.rank() > 0:
+        return
     if not runs:
         raise ValueError(f"all {len(failed)} runs failed: see {log_file(failed[0])}")
-    write_report(results, argv, settings, options, failed)
+    with common.alone():
+        write_report(collect(prepared, out, runs), argv, settings, options, failed)
     if failed:
         print(f"{len(failed)} runs failed:", file=sys.stderr)
         for job in failed:
             print(f"  {job.name}, seed {job.seed}: {log_file(job)}", file=sys.stderr)
         raise SystemExit(1)
+
+
+def collect(prepared, out, runs):
+    """The Results of what was trained, {run: {seed: what `load` gives}}."""
+    dataset = prepared.dataset
+    validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
+    return Results(
+        out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
+        validation=(validation, dataset.targets["val"]),
+        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
 
 
 def write_report(results, argv, settings, options, failed):

@@ -114,9 +114,10 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
     model.train(was_training)
     pairs = index_pairs(seen) if primitives else None
-    for name in candidates:
-        # Weights that are not numbers spoil the scores of every image, so the last ones tell.
-        check_finite(rows[name][-1][0] if rows[name] else None)
+    # Weights that are not numbers spoil the scores of every image, so the last ones tell.
+    if len(features) and not best_seen.isfinite().all():
+        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
+                         "--scale, or look for outliers in the features")
     result = {}
     for name, mask in candidates.items():
         columns = [torch.cat(column).cpu().numpy() for column in zip(*rows[name])]
@@ -126,13 +127,6 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
         swept.update_kept(*(column[:, None] for column in kept), target)
         result[name] = (swept, kept)
     return result
-
-
-def check_finite(scores):
-    """ValueError where a model's scores are not numbers any more."""
-    if scores is not None and not scores.isfinite().all():
-        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
-                         "--scale, or look for outliers in the features")
 
 
 def index_pairs(seen):
@@ -402,8 +396,8 @@ class Run:
         self.best_value = float(state["best"]["value"])
         self.best = [tensor.to(device) for tensor in state["best"]["model"].values()]
         for row in state["history"]:
-            if not all(isinstance(row[name], (int, float)) for name in LOG):
-                raise TypeError(f"an epoch's history of {row}")
+            for name in LOG:
+                value_at(row, (int, float), name)
         self.history = state["history"]
         self.snapshot = self.copy()
         self.model.after_epoch(self.epoch)

@@ -422,7 +422,7 @@ def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("model, options, said", [
-    ("tmn", ["--gating-lr", "inf"], "--gating-lr is inf: expected a number above 0"),
+    ("tmn", ["--gating-lr", "inf"], "--gating-lr is inf: expected a positive number"),
     ("aop", ["--feasibility", "none.csv"], "no file --feasibility none.csv: expected"),
     ("aop", ["--feasibility", "."], ". is no plain file"),
     ("apart", ["--seed", "1", "1"], "seeds [1, 1]: expected different numbers")])
