@@ -724,7 +724,7 @@ def choose_weight_decay(build, prepared):
 # ---- the command ----
 
 ARGUMENTS = ("state_vectors", "object_vectors", "feature_dim", "seen")  # of every constructor
-MODELS = dict(leplus=LabelEmbedPlus, aop=AttributesAsOperators, tmn=TMN, symnet=SymNet, apart=Apart)
+MODELS = dict(aop=AttributesAsOperators, leplus=LabelEmbedPlus, tmn=TMN, symnet=SymNet, apart=Apart)
 
 # Settings of training, which no constructor takes: those that all models have, and further ones.
 TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, vectors=["glove"])

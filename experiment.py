@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import warnings
 import zlib
@@ -307,17 +308,9 @@ def write_best(path, model, settings, dataset, rho, metrics):
 
 def write_json(path, value):
     """JSON with null for what is nan or infinite."""
-    def plain(value):
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return value
-
+    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
     with common.writing(path) as file:
-        json.dump(plain(value), file, indent=1)
+        json.dump(value, file, indent=1)
 
 
 def read_json(path):
@@ -331,9 +324,15 @@ def read_json(path):
 
 def versions():
     """What the numbers depend on besides the settings."""
+    machine = platform.machine()
+    about = Path("/proc/cpuinfo")
+    if about.exists():
+        machine = re.search("model name\\s*: (.*)|$", about.read_text())[1] or machine
+    machine += f", {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, processes=common.processes(),
-                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+                pillow=PIL.__version__, processes=common.processes(), machine=machine)
 
 
 # ---- running ----

@@ -17,13 +17,12 @@ import functools
 import importlib.util
 import json
 import math
-import platform
-import re
 import shlex
 import sys
 import traceback
 import warnings
 from contextlib import redirect_stdout
+from itertools import product
 from numbers import Real
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -92,7 +91,7 @@ CHANGES = {  # run -> (what is changed of `strong4`, options)
 STRONG_RUNS |= {run: f"{STRONG} --members 4 {options}" for run, (_, options) in CHANGES.items()}
 
 OWN_CHOICE = ("world", "recipe", "seed", "out", "feasibility")  # of a run's options
-VERSIONS = ("python", "torch", "numpy", "pillow")
+VERSIONS = ("python", "torch", "numpy", "pillow", "machine")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
 ALL_COLUMNS = COLUMNS | PRIMITIVES | {
@@ -122,10 +121,7 @@ OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#99993
 
 def methods():
     """The systems that are compared, {label: run}: those of baselines.MODELS, then CompCos."""
-    known = [name for name in LABELS if name in baselines.MODELS]
-    others = [name for name in baselines.MODELS if name not in LABELS]
-    compared = {LABELS.get(name, name): name for name in known + others}
-    return compared | OURS
+    return {LABELS.get(name, name): name for name in baselines.MODELS} | OURS
 
 
 def paper_table(name):
@@ -224,8 +220,7 @@ def do(job):
     else:
         for name in ("metrics.json", "last.pt"):
             (job.folder / name).unlink(missing_ok=True)
-    note = dict(key=job.key, hardware=hardware())
-    experiment.write_json(job.folder / "run.json", note)
+    experiment.write_json(job.folder / "run.json", dict(key=job.key))
     train = getattr(job.command, "__wrapped__", job.command)  # errors come here, not to stderr
     with open(log_file(job), "w", encoding="utf-8") as file, redirect_stdout(file):
         try:
@@ -307,14 +302,11 @@ def result(folder, name):
 
 
 def load(folder):
-    """metrics.json of a run, with its `folder`, `hardware`, `log` and `seconds` of training.
+    """metrics.json of a run, with its `folder`, `log` and `seconds` of training.
 
     log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
     """
-    note = read_json(folder / "run.json")
-    run = note | read_json(folder / "metrics.json")
-    with result(folder, "run.json"):
-        value_at(note, str, "hardware")
+    run = read_json(folder / "metrics.json")
     with result(folder, "metrics.json"):
         check_metrics(run)
     with result(folder, "log.csv"):
@@ -329,17 +321,14 @@ def load(folder):
 
 def check_metrics(metrics):
     """Read all that sections read of metrics.json. ValueError: a figure is missing, or is none."""
-    for phase in ("validation", "test"):
-        for candidate_set in experiment.CANDIDATE_SETS:
-            for protocol in PROTOCOLS:
-                for key in ALL_COLUMNS.values():
-                    number(metrics, phase, candidate_set, protocol, key)
+    sets = experiment.CANDIDATE_SETS
+    for path in product(("validation", "test"), sets, PROTOCOLS, ALL_COLUMNS.values()):
+        number(metrics, *path)
+    for path in product(("val", "test"), sets):
+        value_at(metrics, int, "candidates", *path)
     number(metrics, "feasibility_auroc")
     value_at(metrics, (int, float), "threshold")
     value_at(metrics, int, "best_epoch")
-    for phase in ("val", "test"):
-        for candidate_set in experiment.CANDIDATE_SETS:
-            value_at(metrics, int, "candidates", phase, candidate_set)
     thresholds = value_at(metrics, list, "threshold_curve", "threshold")
     for name in ("threshold", "auc", "removed"):
         row = value_at(metrics, list, "threshold_curve", name)
@@ -375,20 +364,6 @@ def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
     with result(run["folder"], "best.pt"):
         return compcos.CompCos.load(run["folder"] / "best.pt", device)
-
-
-def hardware():
-    """The processor's name, and the GPU's if there is one."""
-    name = platform.machine()
-    about = Path("/proc/cpuinfo")
-    if about.exists():
-        found = re.search("model name\\s*: (.*)", about.read_text())
-        if found:
-            name = found[1]
-    name += f", {torch.get_num_threads()} threads"
-    if torch.cuda.is_available():
-        name += f", {torch.cuda.get_device_name()}"
-    return name
 
 
 # ---- computing ----
@@ -1138,7 +1113,7 @@ def about(results, argv, settings, options, failed):
         runs += of_seeds.values()
     versions = set()
     for run in runs:
-        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
+        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS[:-1]))
     warning = ""
     if options.quick:
         warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
@@ -1147,7 +1122,7 @@ def about(results, argv, settings, options, failed):
         names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
         failures = f" **Failed, and left out of the numbers: {names}.**"
     images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
-    hardware = {run["hardware"] for run in runs}
+    hardware = {run["versions"]["machine"] for run in runs}
     seconds = sum(run["seconds"] for run in runs)
     facts = dict(
         warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),

@@ -352,10 +352,9 @@ def damages(path):
         yield b"[]"
         yield b"[" * 100_000
         for name in {"settings", "versions", "best_epoch", "validation", "test", "threshold",
-                     "threshold_curve", "candidates", "feasibility_auroc", "truth",
-                     "hardware"} & held.keys():
+                     "threshold_curve", "candidates", "feasibility_auroc", "truth"} & held.keys():
             for other in ({}, [], "x", None):
-                is_right = name in ("truth", "hardware") and other == "x"
+                is_right = name == "truth" and other == "x"
                 is_unknown = name == "feasibility_auroc" and other is None
                 if not is_right and not is_unknown:
                     yield json.dumps(held | {name: other}).encode()
@@ -392,7 +391,8 @@ def finished(toy, tmp_path_factory):
 def test_damaged_results_are_named_with_what_to_do(finished, tmp_path):
     """Read as the sections read them."""
     folder, _ = finished
-    read = {"log.csv": reproduce.load, "run.json": reproduce.load, "metrics.json": reproduce.load}
+    read = {"log.csv": reproduce.load, "metrics.json": reproduce.load}
+    read["run.json"] = lambda folder: reproduce.read_json(folder / "run.json")
     whole = reproduce.load(folder)
     images = [row["image"] for row in experiment.read_rows(folder / "predictions.csv")]
     read["predictions.csv"] = lambda folder: reproduce.read_answers(whole, whole, images)
