@@ -197,8 +197,13 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
+    # how many unseen compositions τ rests on, the test shows, and of the latter τ hides
+    unseen_val = unseen_shown(arrays["val"][1], seen)
+    unseen_test = unseen_shown(arrays["test"][1], seen)
+    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
+    basis = dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
     interval = None
-    if 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS:
+    if 0 < len(unseen_test) < FEW_COMPOSITIONS:
         report = quiet_report(tested["open"][0], confidence=0.95, unit="composition")
         interval = [report["auc_low"], report["auc_high"]]
     truth = dataset.feasible
@@ -210,18 +215,10 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
     metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test,
-                   open_auc_interval=interval, truth=known,
+                   mask_basis=basis, open_auc_interval=interval, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
-
-
-def mask_basis(arrays, seen, rho, threshold):
-    """How many unseen compositions τ rests on, the test shows, and of the latter τ hides."""
-    unseen_val = unseen_shown(arrays["val"][1], seen)
-    unseen_test = unseen_shown(arrays["test"][1], seen)
-    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
-    return dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
 
 
 # ---- writing ----
@@ -367,10 +364,9 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     with (scores_file(out, dataset, save_scores and writes) as save,
           common.alone() if save_scores else nullcontext()):
         measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
-    basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
     best = max(history, key=lambda row: row["validation"])
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
-                   **measured.metrics, mask_basis=basis)
+                   **measured.metrics)
     if writes:
         if save_scores:
             write_scores(out, dataset, measured.masks)

@@ -627,7 +627,8 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
-    state = load_file(path, LAST)
+    with reading(path, "leave --resume out, or give another --out"):
+        state = load_file(path, LAST)
     differ = []
     for key in sorted(state["settings"].keys() | settings.keys(), key=str):
         there = state["settings"].get(key)
@@ -685,7 +686,7 @@ def load_file(path, kinds):
     """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
     types `kinds`, name -> type."""
     data.check_archive(path)
-    with reading(path, "expected a checkpoint of this project (of published ones: "
+    with reading(path, "expected a checkpoint of this project (published ones: by "
                  "compcos.load_published)"):
         contents = torch.load(path, weights_only=True, map_location="cpu")
         for name, kind in kinds.items():
