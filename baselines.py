@@ -810,7 +810,7 @@ def main(argv=None):
     add_options(parser)
     options = parser.parse_args(argv)
     table = defaults(options.model)
-    check_own_options(options, table["other"])
+    check_own_options(options, set().union(*table.values()))
     prepared = experiment.prepare(options, options.model, table)
     settings = prepared.settings
     settings["feasibility"] = options.feasibility or "word vectors"
@@ -844,7 +844,7 @@ def make_model(name, prepared):
 
 
 def check_own_options(options, settings):
-    """ValueError: an option of TMN for a model without it. FileNotFoundError: no such
+    """ValueError: an option of TMN for a model without such a setting. FileNotFoundError: no such
     --feasibility."""
     if options.feasibility and not Path(options.feasibility).exists():
         raise FileNotFoundError(f"no file --feasibility {options.feasibility}: expected a CompCos "

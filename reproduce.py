@@ -91,7 +91,7 @@ CHANGES = {  # run -> (what is changed of `strong4`, options)
 STRONG_RUNS |= {run: f"{STRONG} --members 4 {options}" for run, (_, options) in CHANGES.items()}
 
 OWN_CHOICE = ("world", "recipe", "seed", "out", "feasibility")  # of a run's options
-VERSIONS = ("python", "torch", "numpy", "pillow", "machine")
+VERSIONS = ("python", "torch", "numpy", "pillow")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
 ALL_COLUMNS = COLUMNS | PRIMITIVES | {
@@ -309,8 +309,8 @@ def load(folder):
     run = read_json(folder / "metrics.json")
     with result(folder, "metrics.json"):
         check_metrics(run)
-    with result(folder, "log.csv"):
-        log = read_log(folder / "log.csv")
+    with result(folder, "log.csv") as path:
+        log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
             raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
     run["folder"] = folder
@@ -336,7 +336,7 @@ def check_metrics(metrics):
             raise ValueError(f"threshold_curve: {len(row)} {name}, {len(thresholds)} threshold")
         for place in range(len(row)):
             number(metrics, "threshold_curve", name, place)
-    for name in VERSIONS:
+    for name in (*VERSIONS, "machine"):
         value_at(metrics, str, "versions", name)
     value_at(metrics, str, "truth")
     if value_at(metrics, str, "settings", "model") == "tmn":
@@ -362,8 +362,8 @@ def read_log(path):
 
 def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
-    with result(run["folder"], "best.pt"):
-        return compcos.CompCos.load(run["folder"] / "best.pt", device)
+    with result(run["folder"], "best.pt") as path:
+        return compcos.CompCos.load(path, device)
 
 
 # ---- computing ----
@@ -588,8 +588,8 @@ def read_answers(closed_run, full_run, images):
 def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
-    with result(run["folder"], "predictions.csv"):
-        rows = experiment.read_rows(run["folder"] / "predictions.csv")
+    with result(run["folder"], "predictions.csv") as path:
+        rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
@@ -843,8 +843,7 @@ def draw_bias_curves(results, rows, looks, path):
 def read_curve(run, candidate_set):
     """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
     """
-    path = run["folder"] / "curves.npz"
-    with result(run["folder"], "curves.npz"):
+    with result(run["folder"], "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
             unseen = file[f"{candidate_set}_unseen"]
@@ -1065,17 +1064,17 @@ def make_sections(results, sections):
 def picture_lines(results, name, cells):
     """Draw the picture of a section; the lines that show it, or say why it is left out."""
     section = SECTIONS[name]
-    images = results.dataset.folder / "images"
+    folder = results.dataset.folder / "images"
+    images = [folder / image for image in results.dataset.images["test"]]
     why = ""
     if not has_matplotlib():
         why = "it needs matplotlib (`pip install matplotlib`)"
-    elif name == "qualitative" and not all(
-            (images / image).exists() for image in results.dataset.images["test"]):
+    elif name == "qualitative" and not all(image.exists() for image in images):
         why = f"{results.dataset.name} has no images here, only features"
     if why:
         return [f"The picture is left out: {why}.", ""]
     section.draw(results, cells, results.out / f"{name}.png")
-    return [f"![{name}]({name}.png)", "", section.caption, ""]
+    return [f"![{section.title}]({name}.png)", "", section.caption, ""]
 
 
 def has_matplotlib():
@@ -1113,7 +1112,7 @@ def about(results, argv, settings, options, failed):
         runs += of_seeds.values()
     versions = set()
     for run in runs:
-        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS[:-1]))
+        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
     warning = ""
     if options.quick:
         warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
@@ -1306,7 +1305,7 @@ def main(argv=None):
     argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     options, shared = own_options().parse_known_args(argv)
     shared = ["--mask", "published", *shared]  # as in the paper; the strong recipe has its own
-    if not has_matplotlib():
+    if not has_matplotlib() and any(SECTIONS[name].draw for name in options.only):
         print("note: the report has no pictures, for these need matplotlib (pip install "
               "matplotlib); the same command adds them later")
     check_options(options)

@@ -650,14 +650,14 @@ def load_last(out, settings, epochs):
 
 @contextmanager
 def reading(path, remedy):
-    """Inside, a file is read: whatever is wrong with its content is one ValueError in one line.
+    """Inside, the file `path` is read: whatever is wrong with its content is one ValueError.
 
-    It names the file, what is wrong, and the `remedy`. OSError and a lack of memory pass.
+    Its one line names the file, what is wrong, and the `remedy`. OSError and a lack of memory pass.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for for ever
             raise ValueError(f"{path} is no plain file")
-        yield
+        yield path
     except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
         data.raise_if_unread(error)
         if common.is_out_of_memory(error):
