@@ -207,12 +207,7 @@ def is_finished(job):
 
 
 def do(job):
-    """Train, unless the results are there; says what was done.
-
-    What the training prints goes to output.txt in the job's folder, also the traceback of an error.
-    """
-    if is_finished(job):
-        return "kept"
+    """Train. What that prints goes to output.txt in the job's folder, also a traceback."""
     job.folder.mkdir(parents=True, exist_ok=True)
     arguments = list(job.arguments)
     if same_settings(job):
@@ -228,7 +223,6 @@ def do(job):
         except (Exception, SystemExit):
             traceback.print_exc(file=file)
             raise
-    return "trained"
 
 
 def log_file(job):
@@ -237,62 +231,61 @@ def log_file(job):
 
 
 def train_missing(jobs):
-    """Do what is not done: ({run: {seed: what `load` gives}}, [jobs that failed]).
+    """Train what is not there: ({run: {seed: what `load` gives}}, [jobs that failed]).
 
     Of several processes each takes the next job when it is free, and works alone. The runs whose
     feasibility masks the compared systems come first.
     """
-    outcomes = {}  # number of a job -> (what was done, whether it failed)
-    lacking = [job for job in jobs if not is_finished(job)]
+    lacking = []
+    for job in jobs:
+        if is_finished(job):
+            report(job, "kept")
+        else:
+            lacking.append(job)
     progress = common.Progress("runs", len(lacking), together=True)
     count_ended = common.tally()
     begun = 0
     for is_first in (True, False):
-        waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
-        done_here = {}
-        for turn in common.take_turns(len(waiting)):
-            i = waiting[turn]
+        waiting = [job for job in lacking if (job.name == "full") == is_first]
+        elsewhere = dict(enumerate(waiting))
+        for i in common.take_turns(len(waiting)):
             with common.alone():
-                done_here[i] = attempt(jobs[i])
-            if jobs[i] in lacking:
-                progress.advance(1)
-            so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
-            report_outcome(jobs, i, done_here[i], so_far)
+                done = attempt(waiting[i])
+            progress.advance(1)
+            report(elsewhere.pop(i), f"{done} ({count_ended(1)} of {len(lacking)} have ended)")
         begun += len(waiting)
         common.show_until(progress, count_ended, begun)
-        for others in common.gather(done_here):
-            outcomes |= others
-        for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
-            report_outcome(jobs, i, outcomes[i])
+        common.gather("all of these have ended")
+        for job in elsewhere.values():
+            report(job, "trained" if is_finished(job) else f"failed, see {log_file(job)}")
     runs = {}
     failed = []
-    for i, job in enumerate(jobs):
-        if outcomes[i][1]:
-            failed.append(job)
-        else:
+    for job in jobs:
+        if is_finished(job):
             runs.setdefault(job.name, {})[job.seed] = load(job.folder)
+        else:
+            failed.append(job)
     return runs, failed
 
 
 def attempt(job):
-    """Do a job; (what was done, whether it failed). After a failure the others go on."""
+    """Do a job; what became of it, in words. After a failure the others go on."""
     try:
-        return do(job), False
+        do(job)
     except KeyboardInterrupt:
         print("what is done is kept: the same reproduce.py command goes on from here",
               file=sys.stderr)
         raise
     except (Exception, SystemExit) as error:
         why = str(error).splitlines() or [type(error).__name__]
-        return f"failed ({why[0]}), see {log_file(job)}", True
+        return f"failed ({why[0]}), see {log_file(job)}"
+    return "trained"
 
 
-def report_outcome(jobs, i, outcome, so_far=""):
-    """A line on what `attempt` gave, and on how much has been done so far."""
-    done, has_failed = outcome
-    job = jobs[i]
-    print(f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
-          flush=True, file=sys.stderr if has_failed else sys.stdout)
+def report(job, done):
+    """A line on what became of a job."""
+    print(f"{job.name}, seed {job.seed}: {done}", flush=True,
+          file=sys.stdout if is_finished(job) else sys.stderr)
 
 
 def result(folder, name):

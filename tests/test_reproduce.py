@@ -222,7 +222,8 @@ def test_both_recipes(toy, tmp_path, capsys):
     run(toy, "--only", "curves", "--seeds", 0, "--out", out)
     curves = json.loads((out / "report.json").read_text())["curves"]
     assert curves["CompCos, strong"] == auc["strong1"]
-    assert "run 1 of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "leplus, seed 0: trained (" in said and "strong16, seed 0: kept" in said
 
 
 def test_own_model_gets_its_runs_and_rows(toy, tmp_path, monkeypatch):
