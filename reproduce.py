@@ -243,21 +243,20 @@ def train_missing(jobs):
         else:
             lacking.append(job)
     progress = common.Progress("runs", len(lacking), together=True)
-    count_ended = common.tally()
     begun = 0
     for is_first in (True, False):
         waiting = [job for job in lacking if (job.name == "full") == is_first]
-        elsewhere = dict(enumerate(waiting))
+        done_here = {}
         for i in common.take_turns(len(waiting)):
             with common.alone():
-                done = attempt(waiting[i])
+                done_here[i] = attempt(waiting[i])
             progress.advance(1)
-            report(elsewhere.pop(i), f"{done} ({count_ended(1)} of {len(lacking)} have ended)")
+            report(waiting[i], f"{done_here[i]} ({progress.done} of {len(lacking)} have ended)")
         begun += len(waiting)
-        common.show_until(progress, count_ended, begun)
-        common.gather("all of these have ended")
-        for job in elsewhere.values():
-            report(job, "trained" if is_finished(job) else f"failed, see {log_file(job)}")
+        common.show_until(progress, progress.add, begun)
+        for done in common.gather(done_here):
+            for i in done.keys() - done_here.keys():
+                report(waiting[i], done[i])
     runs = {}
     failed = []
     for job in jobs:

@@ -627,15 +627,14 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
+    differ = []
     with reading(path, "leave --resume out, or give another --out"):
         state = load_file(path, LAST)
-    differ = []
-    for key in sorted(state["settings"].keys() | settings.keys(), key=str):
-        there = state["settings"].get(key)
-        here = settings.get(key)
-        is_same = not torch.is_tensor(there) and there == here
-        if key not in ("epochs", "device") and not is_same:
-            differ.append(f"{key}: {there!r} there, {here!r} here")
+        for key in sorted(state["settings"].keys() | settings.keys()):
+            there = state["settings"].get(key)
+            here = settings.get(key)
+            if key not in ("epochs", "device") and there != here:
+                differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
         raise ValueError(f"{path} is of another run ({data.some(differ)}): give the same options "
                          "and data, another --out, or leave --resume out")
