@@ -520,14 +520,14 @@ def bench_baselines(repeat):
     B = 128
     torch.manual_seed(0)
     features = torch.randn(B, F)
-    seen = torch.zeros(S * O, dtype=torch.bool)
-    seen[torch.randperm(S * O)[:MIT_STATES_SEEN]] = True
+    random = np.random.default_rng(0)
+    seen = random_seen(random, S, O, MIT_STATES_SEEN)
     models = {}
     for name, model in MODELS.items():
-        models[name] = model(torch.randn(S, D), torch.randn(O, D), F, seen.view(S, O))
+        models[name] = model(torch.randn(S, D), torch.randn(O, D), F, seen)
     torch.nn.init.normal_(models["tmn"].gates.weight, 0, 0.1)  # gates that differ
 
-    target = seen.nonzero()[torch.randint(MIT_STATES_SEEN, (B,)), 0]
+    target = torch.as_tensor(random.choice(np.flatnonzero(seen), B))
     with torch.no_grad():
         compositions = {}
         for name, model in models.items():

@@ -648,11 +648,6 @@ class Forgiving:
         write_quietly(self.stream, printable(text))
         return len(text)
 
-    def writelines(self, lines):
-        """Write each."""
-        for line in lines:
-            self.write(line)
-
     def flush(self):
         """Flush what can be flushed."""
         write_quietly(self.stream, "")
@@ -665,15 +660,11 @@ def survive_odd_streams():
     """Let stdout and stderr take any character, and not end the work when they are closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-            continue
         try:
             stream.reconfigure(errors="backslashreplace")
         except (AttributeError, ValueError, OSError):
-            pass  # a test's or a notebook's own stream
-        is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
-        if not is_own and stream in (sys.__stdout__, sys.__stderr__):
+            pass  # closed, or a test's or a notebook's own stream
+        if stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
 
 
