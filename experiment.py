@@ -48,7 +48,8 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
-CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
+CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
+LEAST_CALIBRATION = 20   # of so many images at least
 # What is expected of settings, other than that they are finite.
 POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate",
             "negatives", "width", "gating_lr")
@@ -128,7 +129,7 @@ def calibrate(model, features, target, seen, candidates, bias):
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
     bias on the unseen. One number needs few images: of many, every so-manyth is scored.
     """
-    count = min(len(features), max(1, CALIBRATION // seen.size))
+    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
     chosen = np.linspace(0, len(features) - 1, count).astype(int)
     target = target[chosen]
     model.eval()
