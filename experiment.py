@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import warnings
 import zlib
@@ -765,13 +766,24 @@ def read_rows(path):
     row is cut off: what is left of its last number would pass for another one."""
     check_plain(path)
     content = Path(path).read_bytes()
-    if not content.endswith(b"\n"):
+    if not content.endswith(b"\n") and not _ends_in_a_whole_number(content):
         raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
                          "end the line if all is there")
     try:
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
+
+
+def _ends_in_a_whole_number(content):
+    """Whether every row of a table, the last one without a line end, too, ends in a number of as
+    many decimals: then none of them is cut off."""
+    rows = content.splitlines()[1:]
+    decimals = set()
+    for row in rows:
+        number = re.search(rb"\.(\d+)$", row)
+        decimals.add(len(number[1]) if number else 0)
+    return len(rows) > 1 and len(decimals) == 1 and decimals != {0}
 
 
 def read_feasibility(path, states, objects):

@@ -55,10 +55,21 @@ CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluatio
 WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
 
 
+def as_tensor(values, device=None):
+    """A tensor of numbers: a tensor as it is, an array or a list copied, whatever its byte order or
+    layout. ValueError: no numbers."""
+    if torch.is_tensor(values):
+        return values.to(device or values.device)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {array.dtype} {array.shape}: expected real numbers")
+    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
+
+
 def primitive_vectors(state_vectors, object_vectors):
     """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none,
     not finite."""
-    vectors = [torch.as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
+    vectors = [as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
     for rows in vectors:
         if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel():
             shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)

@@ -823,6 +823,19 @@ def test_a_feasibility_that_is_none(tmp_path, content):
         experiment.read_feasibility(path, ["old"], ["cat"])
 
 
+def test_a_feasibility_without_its_last_line_end_is_whole_or_cut_off(tmp_path):
+    """As many decimals as in the other rows: nothing is cut off."""
+    path = tmp_path / "feasibility.csv"
+    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000"
+    path.write_text(whole)
+    scores = experiment.read_feasibility(path, ["old"], ["cat", "dog"])
+    assert scores.tolist() == [[0.25, 1.0]]
+    for cut in range(1, 9):
+        path.write_text(whole[:-cut])
+        with pytest.raises(ValueError, match="may be cut off"):
+            experiment.read_feasibility(path, ["old"], ["cat", "dog"])
+
+
 def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):
     def too_early(*_, **__):
         pytest.fail("features were asked for first")
