@@ -860,9 +860,10 @@ def table_notes(metrics, of_seeds=False):
         if metrics["settings"]["mask"] == "justified":
             lines[-1] += " (--mask published masks all the same)"
     else:
+        unseen = data.count(round(basis["unseen_val"]), "unseen composition")
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
-                     f"fixed bias; it rests on {basis['unseen_val']:.0f} unseen compositions and "
-                     f"hides {basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
+                     f"fixed bias; it rests on {unseen} and hides "
+                     f"{basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
     few = []
     for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]
