@@ -14,7 +14,7 @@ replacement.
 """
 
 import argparse
-import math
+import inspect
 import tempfile
 from pathlib import Path
 
@@ -723,10 +723,12 @@ def choose_weight_decay(build, prepared):
 
 # ---- the command ----
 
-MODELS = dict(leplus=LabelEmbedPlus, aop=AttributesAsOperators, tmn=TMN, symnet=SymNet, apart=Apart)
+ARGUMENTS = ("state_vectors", "object_vectors", "feature_dim", "seen")  # of every constructor
+MODELS = dict(aop=AttributesAsOperators, leplus=LabelEmbedPlus, tmn=TMN, symnet=SymNet, apart=Apart)
 
-# Settings of training, which no constructor takes; those of a model without an entry in DEFAULTS.
+# Settings of training, which no constructor takes: those that all models have, and further ones.
 TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, vectors=["glove"])
+FURTHER_TRAINING = ("steps", "patience", "patience_steps", "average")
 # The built-in dataset, for minutes on a CPU instead of hours.
 BUILT_IN = dict(batch_size=128, lr=1e-3)
 TMN_PUBLISHED = TRAINING | dict(epochs=100, batch_size=256, lr=1e-4, gating_lr=1e-6, negatives=600,
@@ -763,9 +765,28 @@ DEFAULTS = dict(
 
 
 def defaults(name):
-    """The settings of a model by dataset or "other": TRAINING, changed by its entry in DEFAULTS."""
-    own = dict(other={}) | DEFAULTS.get(name, {})
-    return {dataset: TRAINING | settings for dataset, settings in own.items()}
+    """The settings of a model by dataset or "other": TRAINING, changed by its entry in DEFAULTS.
+
+    ValueError: a setting that is none of training's and that the model's constructor does not take.
+    """
+    table = {}
+    for dataset, settings in (dict(other={}) | DEFAULTS.get(name, {})).items():
+        try:
+            table[dataset] = TRAINING | settings
+            inspect.signature(MODELS[name]).bind(*ARGUMENTS, **settings_of_model(table[dataset]))
+        except TypeError as error:
+            known = ", ".join([*TRAINING, *FURTHER_TRAINING])
+            raise ValueError(
+                f"baselines.DEFAULTS[{name!r}][{dataset!r}]: {error}; expected a dictionary of "
+                f"settings of training ({known}) and of {MODELS[name].__name__}, which takes its "
+                f"own after {', '.join(ARGUMENTS)}") from None
+    return table
+
+
+def settings_of_model(settings):
+    """Those that are none of training's: the model's constructor takes them."""
+    return {name: value for name, value in settings.items()
+            if name not in TRAINING and name not in FURTHER_TRAINING}
 
 
 def add_options(parser):
@@ -789,7 +810,7 @@ def main(argv=None):
     add_options(parser)
     options = parser.parse_args(argv)
     table = defaults(options.model)
-    check_own_options(options, table["other"])
+    check_own_options(options, set().union(*table.values()))
     prepared = experiment.prepare(options, options.model, table)
     settings = prepared.settings
     settings["feasibility"] = options.feasibility or "word vectors"
@@ -814,28 +835,25 @@ def main(argv=None):
 
 def make_model(name, prepared):
     """A new model on the device, with the settings that are its own and not of training."""
-    of_model = defaults(name)["other"].keys() - TRAINING.keys()
-    settings = {key: value for key, value in prepared.settings.items() if key in of_model}
+    table = defaults(name)
+    own = settings_of_model(table.get(prepared.dataset.name, table["other"]))
+    settings = {name: prepared.settings[name] for name in own}
     model = MODELS[name](prepared.state_vectors, prepared.object_vectors,
                          prepared.features["train"].shape[1], prepared.dataset.seen, **settings)
     return model.to(prepared.device)
 
 
 def check_own_options(options, settings):
-    """ValueError if an option of TMN is given to a model without it, or is not above 0.
-    FileNotFoundError: no such --feasibility."""
+    """ValueError: an option of TMN for a model without such a setting. FileNotFoundError: no such
+    --feasibility."""
     if options.feasibility and not Path(options.feasibility).exists():
         raise FileNotFoundError(f"no file --feasibility {options.feasibility}: expected a CompCos "
                                 "run's feasibility.csv or best.pt")
     for name in ("negatives", "width", "gating_lr"):
         value = getattr(options, name)
-        if value is None:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if name not in settings:
-            raise ValueError(f"{option} {value}: {options.model} has no such setting; leave it out")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{option} is {value}: expected a number above 0")
+        if value is not None and name not in settings:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: {options.model} has no such "
+                             "setting; leave it out")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 is the median of `--repeat` runs of each side, taken in turn, and only the ratio is meant.
 
 Legend: N images, B images of a batch, S states, O objects, C = S*O compositions, D numbers of an
-embedding, F features of an image. Data is made up, unless the real pair lists are at hand.
+embedding, F features of an image. Data is made up.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from torch.nn import functional as nnf
 # The parts of the project are imported where they are measured, so that each benchmark needs only
 # the files that it is about.
 
-SPLITS = Path(__file__).parent / "../shared/data/splits"  # real pair lists, if they are there
 MIT_STATES = (115, 245)  # states, objects
 MIT_STATES_SEEN = 1262  # compositions
 
@@ -55,9 +54,11 @@ def peak_memory(function):
 
 
 def random_seen(random, S, O, count):
-    """(S, O) bool with `count` seen compositions."""
+    """(S, O) bool with `count` seen compositions, and some more: each state and object is seen."""
     seen = np.zeros((S, O), bool)
     seen.flat[random.choice(S * O, count, replace=False)] = True
+    seen[np.arange(S), np.arange(S) % O] = True
+    seen[np.arange(O) % S, np.arange(O)] = True
     return seen
 
 
@@ -81,8 +82,7 @@ def bench_evaluate(repeat):
     n = 12995  # test images
     p = MIT_STATES[0] * MIT_STATES[1]
     scores = random.random((n, p), dtype=np.float32)
-    seen = np.zeros(p, bool)
-    seen[random.choice(p, MIT_STATES_SEEN, replace=False)] = True
+    seen = random_seen(random, *MIT_STATES, MIT_STATES_SEEN).ravel()
     right = random.random(n) < 0.3
     target = np.where(right, scores.argmax(1), random.integers(p, size=n))
 
@@ -152,10 +152,6 @@ def bench_feasibility(repeat):
         ("cgqa", 413, 674, 300, 5592),
     ):
         seen = random_seen(random, S, O, count)
-        source = "random pairs"
-        if (SPLITS / name).exists():
-            seen = real_seen(SPLITS / name / "train_pairs.txt")
-            source = "real pairs"
         state_vectors = random.normal(size=(S, D))
         object_vectors = random.normal(size=(O, D))
         case = (state_vectors, object_vectors, seen)
@@ -163,22 +159,9 @@ def bench_feasibility(repeat):
         memory -= scores.nbytes
         fast, loop = timed(lambda: feasibility_scores(*case), lambda: plain_feasibility(*case),
                            repeat=repeat)
-        print(f"feasibility, {name} ({S} x {O}, D {D}, {source}): {fast * 1e3:.1f} ms, "
+        print(f"feasibility, {name} ({S} x {O}, D {D}): {fast * 1e3:.1f} ms, "
               f"{memory / 1e6:.1f} MB beside the result; double loop {loop * 1e3:,.0f} ms, "
               f"{loop / fast:.0f} times as long")
-
-
-def real_seen(path):
-    """(S, O) bool from a list of the seen pairs, names sorted."""
-    from feasibility import read_pairs
-
-    pairs = read_pairs(path)
-    states = sorted({state for state, _ in pairs})
-    objects = sorted({object_ for _, object_ in pairs})
-    seen = np.zeros((len(states), len(objects)), bool)
-    for state, object_ in pairs:
-        seen[states.index(state), objects.index(object_)] = True
-    return seen
 
 
 def plain_feasibility(state_vectors, object_vectors, seen):
@@ -205,7 +188,7 @@ def bench_step(repeat):
     from compcos import CompCos
     from features import pick_device
     from reference import plain_step
-    from train import stepper
+    from train import adam, stepper
 
     S, O = MIT_STATES
     D = 600
@@ -214,20 +197,20 @@ def bench_step(repeat):
     device = pick_device()
     torch.manual_seed(0)
     features = torch.randn(B, F, device=device)
-    seen = torch.rand(S, O, device=device) < .045
-    seen_compositions = seen.flatten().nonzero()[:, 0]
-    target = seen_compositions[torch.randint(len(seen_compositions), (B,), device=device)]
+    random = np.random.default_rng(0)
+    seen = random_seen(random, S, O, MIT_STATES_SEEN)
+    target = torch.as_tensor(random.choice(np.flatnonzero(seen), B), device=device)
 
     # Two models, so that each form trains one of its own.
     model = CompCos(torch.randn(S, D), torch.randn(O, D), F).to(device)
     plain_model = CompCos(torch.randn(S, D), torch.randn(O, D), F).to(device)
-    optimizer = adam(model, weight_decay=5e-5)
-    plain_optimizer = adam(plain_model, weight_decay=5e-5)
-    model.set_training(seen)
+    for each in (model, plain_model):
+        each.set_training(seen)
     model.after_epoch(15)
-    step, _ = stepper(model, optimizer, features, target)
+    step, _ = stepper(model, adam(model, 5e-5, 5e-5, device), features, target)
+    plain_optimizer = adam(plain_model, 5e-5, 5e-5, device)
     margin = .4 * torch.as_tensor(plain_model.feasibility(seen), device=device).float()
-
+    seen = torch.as_tensor(seen, device=device)
     order = torch.arange(B, device=device)
 
     def run_plain():
@@ -261,13 +244,6 @@ def needed_parts(model, features, target):
             lambda: nnf.cross_entropy(logits, target).backward())
 
 
-def adam(model, weight_decay=0.0):
-    """The optimiser that training uses; its steps can be captured on CUDA."""
-    on_gpu = next(model.parameters()).is_cuda
-    return torch.optim.Adam(model.parameters(), lr=5e-5, weight_decay=weight_decay, fused=True,
-                            capturable=on_gpu)
-
-
 def milliseconds(functions, device, repeat):
     """Median time of one call of each function; many calls are timed together on a GPU."""
     calls = 50 if device.type == "cuda" else 3
@@ -283,49 +259,6 @@ def milliseconds(functions, device, repeat):
     for run in runs:  # warm up
         run()
     return [1e3 * seconds / calls for seconds in timed(*runs, repeat=repeat)]
-
-
-def bench_run(repeat):
-    """A whole open-world run of MIT-States' size on made-up features, all that an epoch has.
-
-    On a CPU 2 of 300 epochs.
-    """
-    from compcos import CompCos
-    from features import pick_device
-    from train import fit, selection, sweep
-
-    S, O = MIT_STATES
-    device = pick_device()
-    random = np.random.default_rng(0)
-    known, unseen, source = run_compositions(random, S, O)
-    targets = {
-        "train": random.choice(np.flatnonzero(known), 30338),
-        "val": random.choice([*np.flatnonzero(known), *unseen], 10420)}
-    features = {}
-    for phase, target in targets.items():
-        features[phase] = torch.randn(len(target), 512, device=device)
-    seen = known.reshape(S, O)
-    everything = {"open": np.ones(S * O, bool)}
-    model = CompCos(random.normal(size=(S, 600)), random.normal(size=(O, 600)), 512).to(device)
-    model.set_training(seen)
-    epochs = 300 if device.type == "cuda" else 2
-    moments = [time.perf_counter()]  # the start, then the end of each epoch
-
-    def validate():
-        swept = sweep(model, features["val"], targets["val"], seen, everything)
-        value = selection(swept["open"][0].report())
-        moments.append(time.perf_counter())
-        return value
-
-    with tempfile.TemporaryDirectory() as out:
-        fit(model, features["train"], torch.as_tensor(targets["train"], device=device),
-            validate, epochs=epochs, batch_size=128, lr=5e-5, weight_decay=5e-5, seed=0,
-            out=Path(out), settings={})
-    whole = time.perf_counter() - moments[0]
-    first = moments[1] - moments[0]
-    rest = (moments[-1] - moments[1]) / (epochs - 1)
-    print(f"run, MIT-States' size ({source} pairs), {device}: {epochs} epochs of 238 steps in "
-          f"{whole:.1f} s (first {first:.2f} s, then {rest:.3f} s each)")
 
 
 def bench_members(repeat):
@@ -408,27 +341,6 @@ def made_up_fashion(divisor):
     return dataset, features
 
 
-def run_compositions(random, S, O):
-    """(C,) bool seen; 300 unseen compositions of validation images; "real" or "random"."""
-    from feasibility import read_pairs
-
-    known = np.zeros(S * O, bool)
-    folder = SPLITS / "mit-states"
-    if not folder.exists():
-        known[random.choice(S * O, MIT_STATES_SEEN, replace=False)] = True
-        return known, random.choice(np.flatnonzero(~known), 300, replace=False), "random"
-    every_pair = read_pairs(folder / "all_pairs.txt")
-    states = sorted({state for state, _ in every_pair})
-    objects = sorted({object_ for _, object_ in every_pair})
-
-    def codes(pairs):
-        return np.array([states.index(s) * O + objects.index(o) for s, o in sorted(pairs)])
-
-    known[codes(read_pairs(folder / "train_pairs.txt"))] = True
-    occurring = codes(every_pair)
-    return known, random.choice(occurring[~known[occurring]], 300, replace=False), "real"
-
-
 def bench_scale(repeat):
     """Open-world training and evaluation of large vocabularies: time and peak memory against S*O.
 
@@ -447,13 +359,11 @@ def large_vocabulary(S, O, D, repeat, images=256):
     from experiment import best_threshold
     from features import pick_device
     from feasibility import hard_mask
-    from train import stepper, sweep
+    from train import adam, stepper, sweep
 
     device = pick_device()
     random = np.random.default_rng(0)
     seen = random_seen(random, S, O, 5592 if S < 2000 else 50_000)
-    seen[np.arange(S), np.arange(S) % O] = True  # each state and each object is seen
-    seen[np.arange(O) % S, np.arange(O)] = True
     features = torch.randn(images, 512, device=device)
     target = random.choice(np.flatnonzero(seen), images)
     target[::2] = random.integers(0, S * O, len(target[::2]))  # most of these are unseen
@@ -462,7 +372,7 @@ def large_vocabulary(S, O, D, repeat, images=256):
     model.set_training(seen)
     model.after_epoch(15)
     labels = torch.as_tensor(target, device=device)
-    step, _ = stepper(model, adam(model), features, labels)
+    step, _ = stepper(model, adam(model, 5e-5, 0.0, device), features, labels)
     order = torch.arange(128, device=device)
     for _ in range(4 if device.type == "cuda" else 1):  # warm up, and capture the step
         step(order)
@@ -478,9 +388,12 @@ def large_vocabulary(S, O, D, repeat, images=256):
     candidate_sets = {"open": np.ones(S * O, bool), "masked": hard_mask(rho, seen, tau).ravel()}
     sweep(model, features, target, seen, candidate_sets)
     rate = images / (time.perf_counter() - start)
+    memory = f"{process_peak():.2f} GB"
+    if device.type == "cuda":
+        memory += f", {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the GPU"
     print(f"scale, {S:,} x {O:,} = {S * O:,} compositions, D {D}, {device}: step of 128 images "
           f"{1e3 * seconds:,.1f} ms, feasibility, τ of 50 and two evaluations {rate:,.0f} "
-          f"images/s, peak memory {process_peak():.2f} GB{gpu_peak(device)}", flush=True)
+          f"images/s, peak memory {memory}", flush=True)
 
 
 def process_peak():
@@ -491,13 +404,6 @@ def process_peak():
     if sys.platform == "darwin":  # where it is in bytes and not in KiB
         return peak / 1e9
     return peak * 1024 / 1e9
-
-
-def gpu_peak(device):
-    """What to add to a line about memory where a GPU has been at work."""
-    if device.type != "cuda":
-        return ""
-    return f", {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the GPU"
 
 
 # ---- reading ----
@@ -556,7 +462,7 @@ def bench_features(repeat):
     crops = torch.zeros((batch, 224, 224, 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
 
     def decode(path):
-        return features._decode(path, crops[0].numpy(), features._crop, False)
+        return features._decode(path, features._crop, False)
 
     def run_decoding():
         with ThreadPoolExecutor(features._cores()) as pool:
@@ -583,9 +489,9 @@ def bench_features(repeat):
     else:
         bound = max(decoding, forward)
         what = "the larger"
-    print(f"features ({device}, {features._cores()} cores): images/s decoding "
-          f"{count / decoding:,.0f}, network {count / forward:,.0f}, both {count / both:,.0f}; "
-          f"{both / bound:.2f} times {what}")
+    cores = features.data.count(features._cores(), "core")
+    print(f"features ({device}, {cores}): images/s decoding {count / decoding:,.0f}, network "
+          f"{count / forward:,.0f}, both {count / both:,.0f}; {both / bound:.2f} times {what}")
 
 
 def write_photos(folder, count, different=128):
@@ -614,14 +520,14 @@ def bench_baselines(repeat):
     B = 128
     torch.manual_seed(0)
     features = torch.randn(B, F)
-    seen = torch.zeros(S * O, dtype=torch.bool)
-    seen[torch.randperm(S * O)[:MIT_STATES_SEEN]] = True
+    random = np.random.default_rng(0)
+    seen = random_seen(random, S, O, MIT_STATES_SEEN)
     models = {}
     for name, model in MODELS.items():
-        models[name] = model(torch.randn(S, D), torch.randn(O, D), F, seen.view(S, O))
+        models[name] = model(torch.randn(S, D), torch.randn(O, D), F, seen)
     torch.nn.init.normal_(models["tmn"].gates.weight, 0, 0.1)  # gates that differ
 
-    target = seen.nonzero()[torch.randint(MIT_STATES_SEEN, (B,)), 0]
+    target = torch.as_tensor(random.choice(np.flatnonzero(seen), B))
     with torch.no_grad():
         compositions = {}
         for name, model in models.items():
@@ -825,7 +731,7 @@ def time_large(folder, sizes, device, repeat):
     """Median seconds of a step and of a whole epoch, with all that follows it, of a large
     vocabulary."""
     from compcos import CompCos
-    from train import fit, selection, stepper, sweep
+    from train import adam, fit, selection, stepper, sweep
 
     S = sizes.states
     O = sizes.objects
@@ -833,8 +739,6 @@ def time_large(folder, sizes, device, repeat):
     random = np.random.default_rng(0)
     torch.manual_seed(0)
     seen = random_seen(random, S, O, S * O // 200)
-    seen[np.arange(S), np.arange(S) % O] = True  # each state and each object is seen
-    seen[np.arange(O) % S, np.arange(O)] = True
     targets = torch.as_tensor(random.choice(np.flatnonzero(seen), count), device=device)
     features = torch.randn(count, 512, device=device)
     shown = random.integers(0, S * O, count // 10)  # most of these are unseen
@@ -843,7 +747,7 @@ def time_large(folder, sizes, device, repeat):
     model = CompCos(random.normal(size=(S, 300)), random.normal(size=(O, 300)), 512).to(device)
     model.set_training(seen)
 
-    step, _ = stepper(model, adam(model), features, targets)
+    step, _ = stepper(model, adam(model, 5e-5, 0.0, device), features, targets)
     batch = torch.arange(sizes.batch, device=device)
     steps = 10 if device.type == "cuda" else 1
 
@@ -865,7 +769,6 @@ BENCHMARKS = {
     "evaluate": bench_evaluate,
     "feasibility": bench_feasibility,
     "step": bench_step,
-    "run": bench_run,
     "members": bench_members,
     "scale": bench_scale,
     "words": bench_words,

@@ -377,7 +377,7 @@ def group():
             has_nccl = cuda.is_available() and distributed.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
             distributed.init_process_group(backend, timeout=PATIENCE)
-            atexit.register(leave_group)
+            atexit.register(distributed.destroy_process_group)
         yield distributed
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -499,13 +499,6 @@ def signals_together():
         yield lambda: any(gather(bool(received)))
 
 
-def leave_group():
-    """End the group, unless that has been done."""
-    from torch import distributed
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
 @contextmanager
 def first_alone_prints():
     """Inside, what processes other than the first print goes nowhere."""
@@ -535,10 +528,6 @@ def say_for_all(text):
 
 
 # ---- scripts ----
-
-
-class Stopped(KeyboardInterrupt):
-    """What a signal of the system raises, so that work is saved as on Ctrl-C."""
 
 
 def command(main):
@@ -572,10 +561,9 @@ def command(main):
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                say_for_all(
-                    "error: out of memory "
-                    f"({str(error).splitlines()[0][:160] if str(error) else ''}): "
-                    "lower --batch-size, or use a larger machine")
+                why = " ".join(str(error).split())[:160] or "no more is said"
+                say_for_all(f"error: out of memory ({why}): lower --batch-size, or use a larger "
+                            "machine; a training goes on with --resume")
                 status = 2
         raise SystemExit(status)
 
@@ -594,27 +582,30 @@ def say(text):
     write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
-def handle_signals(handler):
-    """Let `handler(number, frame)` handle Ctrl-C, SIGTERM and SIGHUP; (number, handler before) of
-    each, to give back.
+@contextmanager
+def handling_signals(handler):
+    """Inside, `handler(number, frame)` handles Ctrl-C, SIGTERM and SIGHUP.
 
     What is ignored, as by nohup, or handled by other than Python stays as it is. Only the main
     thread may do this: others leave signals to whoever runs them.
     """
-    before = []
-    if threading.current_thread() is not threading.main_thread():
-        return before
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-            before.append((number, signal.signal(number, handler)))
-    return before
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 @contextmanager
 def signals_as_interrupts(received):
-    """Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the main thread; their number is put into
-    `received`.
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, so that work is saved;
+    their number is put into `received`.
 
     Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
     """
@@ -626,26 +617,18 @@ def signals_as_interrupts(received):
         if now - at > SAVING_SECONDS:
             at = now
             received.append(number)
-            raise Stopped
+            raise KeyboardInterrupt
 
-    before = handle_signals(stop)
-    try:
+    with handling_signals(stop):
         yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 @contextmanager
 def signals_held():
     """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Yields the list of those that came."""
     received = []
-    before = handle_signals(lambda number, frame: received.append(number))
-    try:
+    with handling_signals(lambda number, frame: received.append(number)):
         yield received
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
     for number in received[:1]:
         signal.raise_signal(number)
 
@@ -665,11 +648,6 @@ class Forgiving:
         write_quietly(self.stream, printable(text))
         return len(text)
 
-    def writelines(self, lines):
-        """Write each."""
-        for line in lines:
-            self.write(line)
-
     def flush(self):
         """Flush what can be flushed."""
         write_quietly(self.stream, "")
@@ -682,15 +660,11 @@ def survive_odd_streams():
     """Let stdout and stderr take any character, and not end the work when they are closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-            continue
         try:
             stream.reconfigure(errors="backslashreplace")
         except (AttributeError, ValueError, OSError):
-            pass  # a test's or a notebook's own stream
-        is_own = isinstance(stream, Forgiving) or type(stream).__module__ != "_io"
-        if not is_own and stream in (sys.__stdout__, sys.__stderr__):
+            pass  # closed, or a test's or a notebook's own stream
+        if stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
 
 

@@ -792,7 +792,7 @@ def as_features(model, features):
     is_table = features.ndim == 2 and features.shape[1] == model.config["feature_dim"]
     if not is_table or not features.isfinite().all():
         raise ValueError(f"features of shape {tuple(features.shape)}, "
-                         f"{int((~features.isfinite()).sum())} numbers not "
+                         f"{data.count(int((~features.isfinite()).sum()), 'number')} not "
                          "finite: the model was trained on finite (N, "
                          f"{model.config['feature_dim']})")
     return features
@@ -962,12 +962,13 @@ def print_predictions(options):
             writer = csv.DictWriter(file, PREDICTION)
             writer.writeheader()
             writer.writerows(rows)
-        print(f"{len(images):,} images, {len(rows):,} answers written to {options.csv}")
+        print(f"{data.count(len(images), 'image')}, {data.count(len(rows), 'answer')} written to "
+              f"{options.csv}")
         return
     count = int(allowed_answers(model.checkpoint)[options.candidates].sum())
     bias = model.checkpoint["bias"][options.candidates]
-    print(f"{options.candidates}: {count:,} candidates, bias {bias:.3f} on the unseen (from "
-          "validation)")
+    print(f"{options.candidates}: {data.count(count, 'candidate')}, bias {bias:.3f} on the unseen "
+          "(from validation)")
     for row in rows:
         if row["rank"] == 1:
             print(row["image"])

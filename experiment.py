@@ -34,7 +34,8 @@ import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, hard_mask, write_csv
-from train import check_model, chunks, fit, index_pairs, load_file, selection, sweep
+from train import (check_model, chunks, fit, index_pairs, load_file, reading, selection, sweep,
+                   value_at)
 
 CANDIDATE_SETS = ("closed", "open", "open_masked")
 RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "compositions.csv",
@@ -47,13 +48,14 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
-CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
+CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
+LEAST_CALIBRATION = 20   # of so many images at least
 # What is expected of settings, other than that they are finite.
-POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate")
-NOT_NEGATIVE = ("weight_decay", "margin", "warmup", "counts", "patience", "dropout", "average",
-                "mix_images")
+POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate",
+            "negatives", "width", "gating_lr")
+NOT_NEGATIVE = ("weight_decay", "margin", "warmup", "counts", "patience")
 BELOW_ONE = ("dropout", "average")
-AT_MOST_ONE = ("mix_images",)
+SHARES = ("mix_images",)
 WORTH_SPLITTING = 1 << 28  # logits of a batch: with fewer, a step on several GPUs takes longer
 
 
@@ -127,21 +129,23 @@ def calibrate(model, features, target, seen, candidates, bias):
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
     bias on the unseen. One number needs few images: of many, every so-manyth is scored.
     """
-    count = min(len(features), max(1, CALIBRATION // seen.size))
+    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
     chosen = np.linspace(0, len(features) - 1, count).astype(int)
     target = target[chosen]
     model.eval()
     with torch.no_grad():
         blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
         scores = torch.cat([block for _, block in blocks])
-    is_unseen = torch.as_tensor(~seen.ravel(), device=scores.device)
+    device = scores.device
+    is_unseen = torch.as_tensor(~seen.ravel(), device=device)
     temperatures = {}
     for name, mask in candidates.items():
-        answerable = mask[target]  # the truth is a candidate
-        columns = np.cumsum(mask)[target[answerable]] - 1
-        ranked = scores + bias[name] * is_unseen
-        ranked = ranked[torch.as_tensor(answerable)][:, torch.as_tensor(np.flatnonzero(mask))]
-        temperatures[name] = fit_temperature(ranked, torch.as_tensor(columns).to(scores.device))
+        columns = torch.as_tensor(np.flatnonzero(mask), device=device)
+        images = np.flatnonzero(mask[target])  # those whose truth is a candidate
+        ranked = (scores + bias[name] * is_unseen)[torch.as_tensor(images, device=device)]
+        place = np.cumsum(mask) - 1            # of a candidate among the candidates
+        truths = torch.as_tensor(place[target[images]], device=device)
+        temperatures[name] = fit_temperature(ranked[:, columns], truths)
     return temperatures
 
 
@@ -252,8 +256,13 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
+    # how many unseen compositions τ rests on, the test shows, and of the latter τ hides
+    unseen_val = unseen_shown(arrays["val"][1], seen)
+    unseen_test = unseen_shown(arrays["test"][1], seen)
+    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
+    basis = dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
     interval = None
-    if 0 < len(unseen_shown(arrays["test"][1], seen)) < FEW_COMPOSITIONS:
+    if 0 < len(unseen_test) < FEW_COMPOSITIONS:
         report = quiet_report(tested["open"][0], confidence=0.95, unit="composition")
         interval = [report["auc_low"], report["auc_high"]]
     truth = dataset.feasible
@@ -265,18 +274,11 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
     metrics = dict(validation=validation, threshold=threshold, bias=bias,
-                   temperature=temperature, test=test, open_auc_interval=interval,
-                   truth=known, feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
+                   temperature=temperature, test=test, mask_basis=basis,
+                   open_auc_interval=interval, truth=known,
+                   feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
-
-
-def mask_basis(arrays, seen, rho, threshold):
-    """How many unseen compositions τ rests on, the test shows, and of the latter τ hides."""
-    unseen_val = unseen_shown(arrays["val"][1], seen)
-    unseen_test = unseen_shown(arrays["test"][1], seen)
-    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
-    return dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
 
 
 # ---- writing ----
@@ -363,60 +365,34 @@ def write_best(path, model, settings, dataset, rho, metrics):
 
 def write_json(path, value):
     """JSON with null for what is nan or infinite."""
-    def plain(value):
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return value
-
+    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
     with common.writing(path) as file:
-        json.dump(plain(value), file, indent=1)
-
-
-def check_plain(path):
-    """ValueError for a pipe or a folder: a pipe would be waited for without end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is no plain file")
+        json.dump(value, file, indent=1)
 
 
 def read_json(path):
     """The dictionary in a JSON file. ValueError names a file that holds none."""
-    try:
-        check_plain(path)
+    with reading(path, "remove it, and its run is made anew"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and its run is made "
-                         "anew") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary: remove "
-                         "it, and its run is made anew")
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}, expected a dictionary")
     return content
 
 
 def versions():
     """What the numbers depend on besides the settings."""
+    machine = platform.machine()
+    about = Path("/proc/cpuinfo")
+    if about.exists():
+        machine = re.search("model name\\s*: (.*)|$", about.read_text())[1] or machine
+    machine += f", {data.count(torch.get_num_threads(), 'thread')}"
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, processes=common.processes(),
-                machine=f"{platform.machine()}, {torch.get_num_threads()} threads")
+                pillow=PIL.__version__, processes=common.processes(), machine=machine)
 
 
 # ---- running ----
-
-
-@contextmanager
-def memory_explained(device):
-    """Say what to do when memory runs out (`fit` leaves last.pt)."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not common.is_out_of_memory(error):
-            raise
-        raise ValueError(f"out of memory on {device}: lower --batch-size, or choose --device cpu; "
-                         "--resume goes on from the last epoch "
-                         f"({str(error).splitlines()[0][:160]})") from None
 
 
 def one_seed(build, dataset, features, *, settings, device, out, resume, save_scores, eager=False,
@@ -435,24 +411,22 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
                   "not given")
         remove_results(out)
     torch.manual_seed(settings["seed"])
-    with memory_explained(device):
-        model = build()
-        arrays = {}
-        for phase in data.PHASES:
-            on_device = torch.as_tensor(features[phase], device=device)
-            arrays[phase] = (on_device, dataset.targets[phase])
-        check_model(model, arrays["train"][0], dataset.seen)
-        history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
-                                      resume=resume, eager=eager, job=job)
-        rho = model.feasibility(dataset.seen)
-        # What is to be one file of scores, one process scores: each one does, and the first writes.
-        with (scores_file(out, dataset, save_scores and writes) as save,
-              common.alone() if save_scores else nullcontext()):
-            measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
-    basis = mask_basis(arrays, dataset.seen, rho, measured.metrics["threshold"])
+    model = build()
+    arrays = {}
+    for phase in data.PHASES:
+        on_device = torch.as_tensor(features[phase], device=device)
+        arrays[phase] = (on_device, dataset.targets[phase])
+    check_model(model, arrays["train"][0], dataset.seen)
+    history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
+                                  resume=resume, eager=eager, job=job)
+    rho = model.feasibility(dataset.seen)
+    # What is to be one file of scores, one process scores: each one does, and the first writes.
+    with (scores_file(out, dataset, save_scores and writes) as save,
+          common.alone() if save_scores else nullcontext()):
+        measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
     best = max(history, key=lambda row: row["validation"])
     metrics = dict(settings=settings, versions=versions(), best_epoch=best["epoch"], **chosen,
-                   **measured.metrics, mask_basis=basis)
+                   **measured.metrics)
     if writes:
         if save_scores:
             write_scores(out, dataset, measured.masks)
@@ -637,8 +611,8 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"images and {dataset.seen.size:,} compositions, so few that one process alone "
                    "is likely faster; several seeds are where more processes help")
     if processes > len(seeds) and not together:
-        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}: "
-                   f"{processes - len(seeds)} of them have nothing to train")
+        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}, "
+                   f"with nothing to train for {processes - len(seeds)} of them")
 
 
 def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
@@ -724,64 +698,47 @@ def load_best(path, model):
     contents = load_file(path, BEST)
     if contents["model"] != model:
         raise ValueError(f"{path} holds a {contents['model']}, not a {model}")
-    damage = damage_of(contents)
-    if damage:
-        raise ValueError(f"{path} is damaged: {damage}; train anew, or restore the file")
+    with reading(path, "train anew, or restore the file"):
+        check_best(contents)
     return contents
 
 
-def damage_of(contents):
-    """What of the dictionary in a best.pt cannot be used, in words; "" where all can."""
-    for name in ("states", "objects"):
-        if not all(isinstance(word, str) for word in contents[name]):
-            return f"not all {name} are names"
+def check_best(contents):
+    """ValueError: what of the dictionary in a best.pt cannot be used."""
+    for word in contents["states"] + contents["objects"]:
+        if not isinstance(word, str):
+            raise ValueError(f"a state or object is a {type(word).__name__}, expected its name")
     primitives = (len(contents["states"]), len(contents["objects"]))
-    count = primitives[0] * primitives[1]
-    for name in ("seen", "named", "feasibility", "closed"):
-        shape = primitives if name in ("seen", "feasibility") else (count,)
+    compositions = (math.prod(primitives),)
+    shapes = dict(seen=primitives, named=compositions, feasibility=primitives, closed=compositions)
+    for name, shape in shapes.items():
         tensor = contents[name]
-        if tuple(tensor.shape) != shape:
-            return f"{name} of shape {tuple(tensor.shape)}, expected {shape}"
-        if name != "feasibility" and tensor.dtype != torch.bool:
-            return f"{name} is {tensor.dtype}, expected torch.bool"
-    if not contents["feasibility"].is_floating_point():
-        return f"feasibility is {contents['feasibility'].dtype}, expected a float"
-    numbers = {"threshold": contents["threshold"]}
+        kind = torch.bool
+        if name == "feasibility" and tensor.is_floating_point():
+            kind = tensor.dtype
+        if tensor.dtype != kind or tuple(tensor.shape) != shape:
+            raise ValueError(f"its {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                             f"expected {kind} {shape}")
     for candidates in CANDIDATE_SETS:
-        numbers[f"bias for {candidates}"] = contents["bias"].get(candidates)
-        numbers[f"temperature for {candidates}"] = contents["temperature"].get(candidates)
-    for name, number in numbers.items():
-        if not isinstance(number, float) or not math.isfinite(number):
-            return f"no {name}"
-    tensors = [contents["feasibility"], *contents["weights"].values()]
-    if not all(torch.is_tensor(tensor) and tensor.isfinite().all() for tensor in tensors):
-        return "its weights or its feasibility are not finite numbers"
-    return ""
+        value_at(contents, float, "bias", candidates)
+        value_at(contents, float, "temperature", candidates)
+    numbers = [("feasibility", contents["feasibility"]), ("threshold", contents["threshold"])]
+    for part in ("weights", "config", "settings", "bias", "temperature"):
+        numbers += contents[part].items()
+    for name, value in numbers:
+        if isinstance(value, (float, torch.Tensor)) and not torch.as_tensor(value).isfinite().all():
+            raise ValueError(f"its {name} is not finite")
 
 
 def read_rows(path):
     """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
     row is cut off: what is left of its last number would pass for another one."""
-    check_plain(path)
-    content = Path(path).read_bytes()
-    if not content.endswith(b"\n") and not _ends_in_a_whole_number(content):
-        raise ValueError(f"{path} may be cut off: its last line has no line end; make it anew, or "
-                         "end the line if all is there")
-    try:
+    with reading(path, "expected a .csv in UTF-8; make it anew, or restore it"):
+        content = Path(path).read_bytes()
+        if not content.endswith(b"\n"):
+            raise ValueError("its last line has no line end, as where a file is cut off: end the "
+                             "line if all is there")
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged, or no .csv in UTF-8 ({error})") from None
-
-
-def _ends_in_a_whole_number(content):
-    """Whether every row of a table, the last one without a line end, too, ends in a number of as
-    many decimals: then none of them is cut off."""
-    rows = content.splitlines()[1:]
-    decimals = set()
-    for row in rows:
-        number = re.search(rb"\.(\d+)$", row)
-        decimals.add(len(number[1]) if number else 0)
-    return len(rows) > 1 and len(decimals) == 1 and decimals != {0}
 
 
 def read_feasibility(path, states, objects):
@@ -804,7 +761,8 @@ def read_feasibility(path, states, objects):
                              "state, object, feasibility with a row for each composition of this "
                              "data") from None
     if not np.isfinite(scores).all():
-        raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
+        raise ValueError(f"{path}: scores that are not finite: "
+                         f"{int((~np.isfinite(scores)).sum()):,}")
     return scores
 
 
@@ -902,9 +860,10 @@ def table_notes(metrics, of_seeds=False):
         if metrics["settings"]["mask"] == "justified":
             lines[-1] += " (--mask published masks all the same)"
     else:
+        unseen = data.count(round(basis["unseen_val"]), "unseen composition")
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
-                     f"fixed bias; it rests on {basis['unseen_val']:.0f} unseen compositions and "
-                     f"hides {basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
+                     f"fixed bias; it rests on {unseen} and hides "
+                     f"{basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
     few = []
     for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]
@@ -1049,16 +1008,16 @@ def choose_settings(options, defaults):
 
 def unfulfilled(name, value):
     """What is expected of a setting, in words, where its value is not so; else ""."""
-    if value is None or name not in POSITIVE + NOT_NEGATIVE:
+    if value is None:
         return ""
     if name in POSITIVE and not 0 < value < math.inf:
         return "a positive number"
-    if name in BELOW_ONE and not 0 <= value < 1:
-        return "0 or more, less than 1"
-    if name in AT_MOST_ONE and not 0 <= value <= 1:
-        return "a share of 0 to 1"
     if name in NOT_NEGATIVE and not 0 <= value < math.inf:
         return "0 or more"
+    if name in BELOW_ONE and not 0 <= value < 1:
+        return "0 or more, less than 1"
+    if name in SHARES and not 0 <= value <= 1:
+        return "a share of 0 to 1"
     return ""
 
 
@@ -1075,8 +1034,8 @@ def choose_rivals(dataset, world):
         return "all"
     if world == "open":
         print(f"note: {share:.0%} of all compositions are seen in training, and validation has "
-              f"{count} unseen ones, fewer than {FEW_COMPOSITIONS}: the seen alone compete in "
-              "training (--rivals all: the unseen, too)")
+              f"{data.count(count, 'unseen one')}, fewer than {FEW_COMPOSITIONS}: the seen alone "
+              "compete in training (--rivals all: the unseen, too)")
     return "seen"
 
 
@@ -1095,7 +1054,7 @@ def steps_to_epochs(chosen, images):
         steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
     if chosen["epochs"] is None:
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
-        if patience_steps and chosen["patience"] is None:
+        if patience_steps and chosen.get("patience") is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))
     if "warmup" in chosen and chosen["warmup"] is None:
         chosen["warmup"] = max(1, round(warmup_steps / steps_an_epoch))

@@ -279,8 +279,8 @@ def _cosines(vectors, name):
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(bad):
-        raise ValueError(f"{name}: {len(bad)} rows, first row {bad[0]}, are zero or not finite; "
-                         "give each a direction")
+        raise ValueError(f"{name}: rows that are zero or not finite: {len(bad)}, first row "
+                         f"{bad[0]}; give each a direction")
     unit = vectors / lengths
     cosines = unit @ unit.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product

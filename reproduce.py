@@ -14,14 +14,15 @@ picture and `write` the Markdown lines, both from the cells.
 
 import argparse
 import functools
+import importlib.util
 import json
 import math
-import platform
-import re
 import shlex
 import sys
 import traceback
-from contextlib import contextmanager, redirect_stdout
+import warnings
+from contextlib import redirect_stdout
+from itertools import product
 from numbers import Real
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -33,7 +34,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageOps
 
 import baselines
 import compcos
@@ -41,13 +42,11 @@ import data
 import experiment
 from experiment import read_json
 from feasibility import agreement, hard_mask, median_mask, ranked
-from train import LOG, sweep
+from train import LOG, reading, sweep, value_at
 
 HERE = Path(__file__).parent
 PROTOCOLS = ("published", "exact")
 
-# The mask is the paper's in all tables but those of the strong recipe.
-PUBLISHED_MASK = ("--mask", "published")
 PUBLISHED = "--recipe published"
 STRONG = "--recipe strong --mask justified"
 
@@ -95,9 +94,9 @@ OWN_CHOICE = ("world", "recipe", "seed", "out", "feasibility")  # of a run's opt
 VERSIONS = ("python", "torch", "numpy", "pillow")
 COLUMNS = {"S": "best_seen", "U": "best_unseen", "HM": "best_hm", "AUC": "auc"}
 PRIMITIVES = {"Sta.": "state_accuracy", "Obj.": "object_accuracy"}
-UNSEEN_ONLY = {"Sta. unseen only": "state_accuracy_unseen_only",
-               "Obj. unseen only": "object_accuracy_unseen_only"}
-ALL_COLUMNS = COLUMNS | PRIMITIVES | UNSEEN_ONLY
+ALL_COLUMNS = COLUMNS | PRIMITIVES | {
+    "Sta. unseen only": "state_accuracy_unseen_only",
+    "Obj. unseen only": "object_accuracy_unseen_only"}
 
 # Colours of Okabe and Ito, whom the colour-blind can tell.
 BLUE = "#0072B2"
@@ -112,6 +111,8 @@ LOOKS = {"AoP": ("#E69F00", "-."), "LE+": ("#56B4E9", "--"), "TMN": (GREEN, ":")
 RECIPE_LOOKS = {"published": (BLUE, "-"), "published, 4 members": (BLUE, "--"),
                 "strong": (PURPLE, ":"), "strong, 4 members": (PURPLE, "-"),
                 "strong, 16 members": (PURPLE, "--"), "two classifiers apart": ("#888888", ":")}
+SHEET_COLUMNS = 5  # photos side by side on the contact sheet
+PHOTO_SIDE = 240   # pixels
 OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#999933", "-."))
 
 
@@ -120,10 +121,7 @@ OTHER_LOOKS = (("#332288", "-."), ("#117733", "-."), ("#AA4499", "-."), ("#99993
 
 def methods():
     """The systems that are compared, {label: run}: those of baselines.MODELS, then CompCos."""
-    known = [name for name in LABELS if name in baselines.MODELS]
-    others = [name for name in baselines.MODELS if name not in LABELS]
-    compared = {LABELS.get(name, name): name for name in known + others}
-    return compared | OURS
+    return {LABELS.get(name, name): name for name in baselines.MODELS} | OURS
 
 
 def paper_table(name):
@@ -209,12 +207,7 @@ def is_finished(job):
 
 
 def do(job):
-    """Train, unless the results are there; says what was done.
-
-    What the training prints goes to output.txt in the job's folder, also the traceback of an error.
-    """
-    if is_finished(job):
-        return "kept"
+    """Train. What that prints goes to output.txt in the job's folder, also a traceback."""
     job.folder.mkdir(parents=True, exist_ok=True)
     arguments = list(job.arguments)
     if same_settings(job):
@@ -222,8 +215,7 @@ def do(job):
     else:
         for name in ("metrics.json", "last.pt"):
             (job.folder / name).unlink(missing_ok=True)
-    note = dict(key=job.key, hardware=hardware())
-    experiment.write_json(job.folder / "run.json", note)
+    experiment.write_json(job.folder / "run.json", dict(key=job.key))
     train = getattr(job.command, "__wrapped__", job.command)  # errors come here, not to stderr
     with open(log_file(job), "w", encoding="utf-8") as file, redirect_stdout(file):
         try:
@@ -231,7 +223,6 @@ def do(job):
         except (Exception, SystemExit):
             traceback.print_exc(file=file)
             raise
-    return "trained"
 
 
 def log_file(job):
@@ -240,95 +231,81 @@ def log_file(job):
 
 
 def train_missing(jobs):
-    """Do what is not done: ({run: {seed: what `load` gives}}, [jobs that failed]).
+    """Train what is not there: ({run: {seed: what `load` gives}}, [jobs that failed]).
 
     Of several processes each takes the next job when it is free, and works alone. The runs whose
     feasibility masks the compared systems come first.
     """
-    outcomes = {}  # number of a job -> (what was done, whether it failed)
-    lacking = [job for job in jobs if not is_finished(job)]
+    lacking = []
+    for job in jobs:
+        if is_finished(job):
+            report(job, "kept")
+        else:
+            lacking.append(job)
     progress = common.Progress("runs", len(lacking), together=True)
-    count_ended = common.tally()
     begun = 0
     for is_first in (True, False):
-        waiting = [i for i, job in enumerate(jobs) if (job.name == "full") == is_first]
+        waiting = [job for job in lacking if (job.name == "full") == is_first]
         done_here = {}
-        for turn in common.take_turns(len(waiting)):
-            i = waiting[turn]
+        for i in common.take_turns(len(waiting)):
             with common.alone():
-                done_here[i] = attempt(jobs[i])
-            if jobs[i] in lacking:
-                progress.advance(1)
-            so_far = f" ({count_ended(1)} of {len(jobs)} have ended)"
-            report_outcome(jobs, i, done_here[i], so_far)
+                done_here[i] = attempt(waiting[i])
+            progress.advance(1)
+            report(waiting[i], f"{done_here[i]} ({progress.done} of {len(lacking)} have ended)")
         begun += len(waiting)
-        common.show_until(progress, count_ended, begun)
-        for others in common.gather(done_here):
-            outcomes |= others
-        for i in sorted(outcomes.keys() & set(waiting) - done_here.keys()):
-            report_outcome(jobs, i, outcomes[i])
+        common.show_until(progress, progress.add, begun)
+        for done in common.gather(done_here):
+            for i in done.keys() - done_here.keys():
+                report(waiting[i], done[i])
     runs = {}
     failed = []
-    for i, job in enumerate(jobs):
-        if outcomes[i][1]:
-            failed.append(job)
-        else:
+    for job in jobs:
+        if is_finished(job):
             runs.setdefault(job.name, {})[job.seed] = load(job.folder)
+        else:
+            failed.append(job)
     return runs, failed
 
 
 def attempt(job):
-    """Do a job; (what was done, whether it failed). After a failure the others go on."""
+    """Do a job; what became of it, in words. After a failure the others go on."""
     try:
-        return do(job), False
+        do(job)
     except KeyboardInterrupt:
         print("what is done is kept: the same reproduce.py command goes on from here",
               file=sys.stderr)
         raise
     except (Exception, SystemExit) as error:
         why = str(error).splitlines() or [type(error).__name__]
-        return f"failed ({why[0]}), see {log_file(job)}", True
+        return f"failed ({why[0]}), see {log_file(job)}"
+    return "trained"
 
 
-def report_outcome(jobs, i, outcome, so_far=""):
-    """A line on what `attempt` gave, and on how much has been done so far."""
-    done, has_failed = outcome
-    job = jobs[i]
-    print(f"run {i + 1} of {len(jobs)}: {job.name}, seed {job.seed}: {done}{so_far}",
-          flush=True, file=sys.stderr if has_failed else sys.stdout)
+def report(job, done):
+    """A line on what became of a job."""
+    print(f"{job.name}, seed {job.seed}: {done}", flush=True,
+          file=sys.stdout if is_finished(job) else sys.stderr)
 
 
-@contextmanager
-def result(path):
-    """Yields the file of a result that is read inside. ValueError: what is wrong, what to do."""
-    try:
-        experiment.check_plain(path)
-        yield path
-    except Exception as error:  # of CSV and zip, and of what is not in them
-        if common.is_out_of_memory(error):
-            raise
-        problem = str(error)
-        if str(path) not in problem:
-            problem = f"{path} is damaged ({data.reason(error)})"
-        raise ValueError(f"{problem}; remove {path.with_name('metrics.json')}, and the same "
-                         "command makes the results of this run anew") from None
+def result(folder, name):
+    """`train.reading` of a result of a run; gives what to do where it is damaged."""
+    return reading(folder / name, f"remove {folder / 'metrics.json'}, and the same command makes "
+                   "the results of this run anew")
 
 
 def load(folder):
-    """metrics.json of a run, with its `folder`, `hardware`, `log` and `seconds` of training.
+    """metrics.json of a run, with its `folder`, `log` and `seconds` of training.
 
     log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
     """
-    note = read_json(folder / "run.json")
-    run = note | read_json(folder / "metrics.json")
-    with result(folder / "run.json"):
-        value_at(note, str, "hardware")
-    with result(folder / "metrics.json"):
+    run = read_json(folder / "metrics.json")
+    with result(folder, "metrics.json"):
         check_metrics(run)
-    with result(folder / "log.csv") as path:
+    with result(folder, "log.csv") as path:
         log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
-            raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
+            raise ValueError(f"{data.count(len(log['epoch']), 'epoch')}, the best is "
+                             f"{run['best_epoch']}")
     run["folder"] = folder
     run["log"] = log
     run["seconds"] = float(log["seconds"].sum())
@@ -337,17 +314,14 @@ def load(folder):
 
 def check_metrics(metrics):
     """Read all that sections read of metrics.json. ValueError: a figure is missing, or is none."""
-    for phase in ("validation", "test"):
-        for candidate_set in experiment.CANDIDATE_SETS:
-            for protocol in PROTOCOLS:
-                for key in ALL_COLUMNS.values():
-                    number(metrics, phase, candidate_set, protocol, key)
+    sets = experiment.CANDIDATE_SETS
+    for path in product(("validation", "test"), sets, PROTOCOLS, ALL_COLUMNS.values()):
+        number(metrics, *path)
+    for path in product(("val", "test"), sets):
+        value_at(metrics, int, "candidates", *path)
     number(metrics, "feasibility_auroc")
     value_at(metrics, (int, float), "threshold")
     value_at(metrics, int, "best_epoch")
-    for phase in ("val", "test"):
-        for candidate_set in experiment.CANDIDATE_SETS:
-            value_at(metrics, int, "candidates", phase, candidate_set)
     thresholds = value_at(metrics, list, "threshold_curve", "threshold")
     for name in ("threshold", "auc", "removed"):
         row = value_at(metrics, list, "threshold_curve", name)
@@ -355,25 +329,11 @@ def check_metrics(metrics):
             raise ValueError(f"threshold_curve: {len(row)} {name}, {len(thresholds)} threshold")
         for place in range(len(row)):
             number(metrics, "threshold_curve", name, place)
-    for name in VERSIONS:
+    for name in (*VERSIONS, "machine"):
         value_at(metrics, str, "versions", name)
     value_at(metrics, str, "truth")
     if value_at(metrics, str, "settings", "model") == "tmn":
         value_at(metrics, int, "settings", "negatives")
-
-
-def value_at(content, kinds, *path):
-    """What is at a path of keys. ValueError names a path without a value of these kinds."""
-    value = content
-    where = ", ".join(map(str, path))
-    try:
-        for key in path:
-            value = value[key]
-    except (LookupError, TypeError):
-        raise ValueError(f"it has no {where}") from None
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise ValueError(f"its {where} is a {type(value).__name__}")
-    return value
 
 
 def number(content, *path):
@@ -395,22 +355,8 @@ def read_log(path):
 
 def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
-    with result(run["folder"] / "best.pt") as path:
+    with result(run["folder"], "best.pt") as path:
         return compcos.CompCos.load(path, device)
-
-
-def hardware():
-    """The processor's name, and the GPU's if there is one."""
-    name = platform.machine()
-    about = Path("/proc/cpuinfo")
-    if about.exists():
-        found = re.search("model name\\s*: (.*)", about.read_text())
-        if found:
-            name = found[1]
-    name += f", {torch.get_num_threads()} threads"
-    if torch.cuda.is_available():
-        name += f", {torch.cuda.get_device_name()}"
-    return name
 
 
 # ---- computing ----
@@ -635,12 +581,13 @@ def read_answers(closed_run, full_run, images):
 def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
-    with result(run["folder"] / "predictions.csv") as path:
+    with result(run["folder"], "predictions.csv") as path:
         rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
-            raise ValueError(f"{len(rows)} rows, expected one for each of {len(images)} images")
+            raise ValueError(f"{data.count(len(rows), 'row')}, expected one for each of "
+                             f"{data.count(len(images), 'image')}")
     return columns
 
 
@@ -745,11 +692,6 @@ def accuracy_lines(cells, columns=COLUMNS):
     return grid(["", "protocol", *columns], rows)
 
 
-def image_lines(name, text):
-    """A picture in the report."""
-    return [f"![{text}]({name}.png)", ""]
-
-
 def write_table(results, cells):
     """A table with S, U, HM and AUC."""
     return accuracy_lines(cells)
@@ -764,18 +706,10 @@ def write_table1(results, cells):
     return lines
 
 
-def write_curves(results, cells):
-    """The first picture."""
-    return image_lines("curves", "accuracy on seen against unseen compositions of each method")
-
-
 def write_threshold(results, cells):
-    """The picture of the thresholds and the one that was chosen."""
-    lines = image_lines("threshold", "AUC and share of compositions removed against the threshold")
-    lines += [f"CompCos, the first seed bold. The chosen threshold, "
-              f"{show(cells['threshold'], 2, 1)}, removes {show(cells['removed'])} % of all "
-              "compositions.", ""]
-    return lines
+    """The threshold that was chosen."""
+    return [f"The chosen threshold, {show(cells['threshold'], 2, 1)}, removes "
+            f"{show(cells['removed'])} % of all compositions.", ""]
 
 
 def write_feasibility(results, cells):
@@ -801,43 +735,25 @@ def write_feasibility(results, cells):
 
 
 def write_training(results, cells):
-    """The picture of losses and AUC, and the table of epochs."""
+    """The table of epochs."""
     rows = []
     for label, row in cells.items():
         numbers = [show(row[column], 0, 1) for column in ("epochs", "best_epoch", "seconds")]
         rows.append([label, *numbers])
-    return [
-        *image_lines("training", "training loss and validation AUC by epoch"),
-        "First seed; dot: best epoch. The losses are of different kinds, so each is relative to "
-        "its first epoch. CompCos is validated in the open world, where AUC is lower, the others "
-        "in the closed one.", "",
-        *grid(["", "epochs", "best epoch", "seconds"], rows)]
-
-
-def has_images(results):
-    """Whether the test images themselves are there, and not only their features."""
-    images = results.dataset.folder / "images"
-    return all((images / image).exists() for image in results.dataset.images["test"])
+    return grid(["", "epochs", "best epoch", "seconds"], rows)
 
 
 def write_qualitative(results, cells):
-    """The shares, and the contact sheet if there are images."""
+    """The shares of the test images."""
     rows = [[kind, show(share)] for kind, share in cells.items()]
-    lines = grid(["test images (full model: with mask)", "%"], rows)
-    if not has_images(results):
-        name = results.dataset.name
-        return [*lines, f"The picture is left out: {name} has no images here, only features.", ""]
-    lines += image_lines("qualitative", "test images with both models' answers and the truth")
-    lines += ["First seed, at the bias fixed on validation; drawn by lot. Wrong answers are red.",
-              ""]
-    return lines
+    return grid(["test images (full model: with mask)", "%"], rows)
 
 
 def write_strong(results, cells):
     """Both recipes side by side."""
     titles = {"closed": "Closed world (models trained for the open one)", "open": "Open world",
               "open_masked": "Open world, hard mask (each recipe's own way to choose τ)"}
-    lines = image_lines("strong", "accuracy on seen against unseen compositions of each recipe")
+    lines = []
     for candidate_set, title in titles.items():
         lines += [f"**{title}**, test", "", *accuracy_lines(cells[candidate_set])]
     return lines
@@ -861,11 +777,9 @@ def write_changes(results, cells):
 
 
 def panels(*labels):
-    """Axes side by side in a new figure, one a pair of labels (x, y). ValueError: no matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("the figures need matplotlib: pip install matplotlib") from None
+    """Axes side by side in a new figure, one a pair of labels (x, y)."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots(1, len(labels), squeeze=False)[0]
     for ax, (x, y) in zip(axes, labels):
@@ -923,7 +837,7 @@ def draw_bias_curves(results, rows, looks, path):
 def read_curve(run, candidate_set):
     """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
     """
-    with result(run["folder"] / "curves.npz") as path:
+    with result(run["folder"], "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
             unseen = file[f"{candidate_set}_unseen"]
@@ -971,8 +885,6 @@ def draw_training(results, cells, path):
 
 def draw_qualitative(results, cells, path):
     """A contact sheet of the first seed: whom distractors mislead, drawn by lot."""
-    if not has_images(results):
-        return
     random = np.random.default_rng(0)
     seed = results.seeds_of("full", "closed")[0]
     answers = read_answers(results.runs["closed"][seed], results.runs["full"][seed],
@@ -985,71 +897,58 @@ def draw_qualitative(results, cells, path):
     contact_sheet(path, results.dataset.folder / "images", blocks)
 
 
-# Measures of the contact sheet, in pixels.
-SHEET_COLUMNS = 5
-SIDE = 150           # of a photo
-COLUMN_WIDTH = 190
-LINE = 22            # height of a line of text
-TITLE = 40           # height of a block's title
-MARGIN = 62          # left, where it says whose answer a line is
-CELL_HEIGHT = SIDE + 4 * LINE
-
-
 def contact_sheet(path, images, blocks):
     """Draw {title: [(image, closed model's answer, full model's, truth)]} as one picture.
 
-    images: the folder of the photos.
+    images: the folder of the photos. ValueError names one that is none.
     """
-    heights = {}
-    for title, items in blocks.items():
-        rows = -(-len(items) // SHEET_COLUMNS)
-        heights[title] = TITLE + rows * CELL_HEIGHT
-    size = (MARGIN + SHEET_COLUMNS * COLUMN_WIDTH, sum(heights.values()))
-    sheet = Image.new("RGB", size, "white")
-    top = 0
-    for title, items in blocks.items():
-        text = title.capitalize()
-        if len(items) == 0:
-            text += ": no image"
-        ImageDraw.Draw(sheet).text((8, top + 10), text, BLACK, ImageFont.load_default(20))
-        for i, (image, *answers) in enumerate(items):
-            row, column = divmod(i, SHEET_COLUMNS)
-            x = MARGIN + column * COLUMN_WIDTH
-            y = top + TITLE + row * CELL_HEIGHT
-            paste_photo(sheet, images / image, x, y)
-            write_answers(sheet, answers, x, y + SIDE + 3, named=column == 0)
-        top += heights[title]
-    with common.writing(path, "wb") as file:
-        sheet.save(file, "PNG")
+    from matplotlib.figure import Figure
+
+    rows = [math.ceil(len(items) / SHEET_COLUMNS) for items in blocks.values()]
+    heights = [0.4 + 2.7 * count for count in rows]  # inches; a column is 2 wide
+    figure = Figure(figsize=(2 * SHEET_COLUMNS, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
+    with warnings.catch_warnings(record=True) as unwritten:
+        for part, count, (title, items) in zip(parts, rows, blocks.items()):
+            if count == 0:
+                part.suptitle(f"{title.capitalize()}: no image")
+                continue
+            part.suptitle(title.capitalize())
+            cells = part.subplots(count, SHEET_COLUMNS, squeeze=False).ravel()
+            for cell in cells:
+                cell.axis("off")
+            for cell, (image, *answers) in zip(cells, items):
+                show_photo(cell, images / image)
+                show_answers(cell, *answers)
+        with common.writing(path, "wb") as file:
+            figure.savefig(file, dpi=130, format="png")
+    if unwritten:  # matplotlib warns once for each character that its font lacks
+        warnings.warn(f"{path}: {unwritten[0].message} A matplotlibrc chooses another font "
+                      "(font.family)", stacklevel=2)
 
 
-def paste_photo(sheet, path, x, y):
-    """Put a photo on the sheet, its longer side SIDE pixels. ValueError names one that is none."""
+def show_photo(cell, path):
+    """Show a photo on axes, with room for three lines below it. ValueError names one that is none.
+    """
     problem = data.no_photo(path)
     if problem:
         raise ValueError(f"{path}: {problem}; restore the photo")
     with Image.open(path) as photo:
-        longest = max(photo.size)
-        size = [max(1, SIDE * length // longest) for length in photo.size]
-        sheet.paste(photo.convert("RGB").resize(size), (x, y))
+        photo = ImageOps.contain(data.rgb(photo), (PHOTO_SIDE, PHOTO_SIDE))
+    cell.imshow(photo, extent=(0, photo.width, 0, photo.height))
+    cell.set(xlim=(0, PHOTO_SIDE), ylim=(-0.36 * PHOTO_SIDE, PHOTO_SIDE))
 
 
-def write_answers(sheet, answers, x, y, named):
-    """Write the answers (closed model's, full model's, truth) below a photo, wrong ones in red.
-
-    named: whether it is said, on the left, whose they are.
-    """
-    draw = ImageDraw.Draw(sheet)
-    truth = answers[2]
-    for i, (who, answer) in enumerate(zip(("closed", "full", "truth"), answers)):
+def show_answers(cell, closed, full, truth):
+    """Write the answers of both models and the truth below a photo, wrong answers in red."""
+    room = 0.9 * cell.figure.bbox.width / SHEET_COLUMNS
+    for i, (who, answer) in enumerate(dict(closed=closed, full=full, truth=truth).items()):
         colour = BLUE if answer == truth else RED
         if who == "truth":
             colour = BLACK
-        width = max(ImageFont.load_default(16).getlength(answer), 1)
-        font = ImageFont.load_default(16 * min(1, (COLUMN_WIDTH - 8) / width))
-        draw.text((x, y + i * LINE), answer, colour, font)
-        if named:
-            draw.text((6, y + i * LINE), who, BLACK, ImageFont.load_default(15))
+        line = cell.text(0, -(0.03 + 0.11 * i) * PHOTO_SIDE, f"{who}: {answer}", va="top",
+                         size=10, color=colour, clip_on=True, parse_math=False)
+        line.set_size(10 * min(1, room / line.get_window_extent().width))
 
 
 # ---- the sections ----
@@ -1059,24 +958,27 @@ class Section(NamedTuple):
     """A section of the report.
 
     compute(results) -> cells for report.json; write(results, cells) -> Markdown lines;
-    draw(results, cells, path): the picture of the section's name.
+    draw(results, cells, path): the picture of the section's name, of which `caption` is printed.
     needs: runs without which there is no section. also: further runs, whose rows are left out where
     they failed; "methods" for all compared systems.
     """
 
     title: str
     compute: Callable
-    write: Callable
+    write: Callable = None
     needs: tuple = ("full",)
     also: tuple = ()
     draw: Callable = None
+    caption: str = ""
 
 
 SECTIONS = {
     "table1": Section("Table 1, expanded: all methods in both worlds", compute_table1,
                       write_table1, also=("methods",)),
-    "curves": Section("Seen against unseen accuracy (test, open world, first seed)",
-                      compute_curves, write_curves, also=("methods",), draw=draw_curves),
+    "curves": Section(
+        "Seen against unseen accuracy (test, open world, first seed)", compute_curves,
+        also=("methods",), draw=draw_curves,
+        caption="Accuracy on seen against unseen compositions of each method."),
     "margins": Section("Effect of the margins (validation, open world, no mask)",
                        functools.partial(compute_table, "margins"), write_table,
                        also=("closed", "alpha0", "constant")),
@@ -1088,16 +990,26 @@ SECTIONS = {
                        also=("methods",)),
     "strategies": Section("Other masks (validation, open world)", compute_strategies, write_table,
                           also=("closed",)),
-    "threshold": Section("AUC against the threshold of the hard mask (validation)",
-                         compute_threshold, write_threshold, draw=draw_threshold),
+    "threshold": Section(
+        "AUC against the threshold of the hard mask (validation)", compute_threshold,
+        write_threshold, draw=draw_threshold,
+        caption="AUC and share of compositions removed by CompCos's mask, the first seed bold."),
     "feasibility": Section("The most and least feasible unseen compositions (first seed)",
                            compute_feasibility, write_feasibility),
-    "qualitative": Section("Who is misled (test, open world)", compute_qualitative,
-                           write_qualitative, needs=("full", "closed"), draw=draw_qualitative),
-    "training": Section("Training", compute_training, write_training, also=("methods",),
-                        draw=draw_training),
-    "strong": Section("The published recipe against the strong one (test)", compute_strong,
-                      write_strong, also=tuple(RECIPES.values()), draw=draw_recipes),
+    "qualitative": Section(
+        "Who is misled (test, open world)", compute_qualitative, write_qualitative,
+        needs=("full", "closed"), draw=draw_qualitative,
+        caption="Test images, drawn by lot, with the answers of both models (first seed, at the "
+                "bias fixed on validation) and the truth. Wrong answers are red."),
+    "training": Section(
+        "Training", compute_training, write_training, also=("methods",), draw=draw_training,
+        caption="First seed; dot: best epoch. The losses are of different kinds, so each is "
+                "relative to its first epoch. CompCos is validated in the open world, where AUC is "
+                "lower, the others in the closed one."),
+    "strong": Section(
+        "The published recipe against the strong one (test)", compute_strong, write_strong,
+        also=tuple(RECIPES.values()), draw=draw_recipes,
+        caption="Accuracy on seen against unseen compositions of each recipe, first seed."),
     "changes": Section("What carries the strong recipe (test)", compute_changes, write_changes,
                        also=("strong4", *CHANGES)),
 }
@@ -1137,9 +1049,31 @@ def make_sections(results, sections):
             continue
         cells[name] = section.compute(results)
         if section.draw:
-            section.draw(results, cells[name], results.out / f"{name}.png")
-        lines += section.write(results, cells[name])
+            lines += picture_lines(results, name, cells[name])
+        if section.write:
+            lines += section.write(results, cells[name])
     return lines, cells
+
+
+def picture_lines(results, name, cells):
+    """Draw the picture of a section; the lines that show it, or say why it is left out."""
+    section = SECTIONS[name]
+    folder = results.dataset.folder / "images"
+    images = [folder / image for image in results.dataset.images["test"]]
+    why = ""
+    if not has_matplotlib():
+        why = "it needs matplotlib (`pip install matplotlib`)"
+    elif name == "qualitative" and not all(image.exists() for image in images):
+        why = f"{results.dataset.name} has no images here, only features"
+    if why:
+        return [f"The picture is left out: {why}.", ""]
+    section.draw(results, cells, results.out / f"{name}.png")
+    return [f"![{section.title}]({name}.png)", "", section.caption, ""]
+
+
+def has_matplotlib():
+    """Whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 # ---- the head of the report ----
@@ -1181,7 +1115,7 @@ def about(results, argv, settings, options, failed):
         names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
         failures = f" **Failed, and left out of the numbers: {names}.**"
     images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
-    hardware = {run["hardware"] for run in runs}
+    hardware = {run["versions"]["machine"] for run in runs}
     seconds = sum(run["seconds"] for run in runs)
     facts = dict(
         warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),
@@ -1220,7 +1154,7 @@ def findings(results, cells):
         sentences += find_recipes(cells["strong"]["open"])
     if results.of("tmn"):
         negatives = results.first("tmn")["settings"]["negatives"]
-        sentences.append(f"TMN had {negatives} negatives an image (published: 600).")
+        sentences.append(f"TMN had {data.count(negatives, 'negative')} an image (published: 600).")
     return sentences
 
 
@@ -1334,13 +1268,6 @@ def parse(where, words, module):
     return parsed
 
 
-def prepare(shared, out):
-    """Data and settings of the options that go to all runs (`experiment.Prepared`)."""
-    parsed = parse("reproduce.py", shared, experiment)
-    parsed.out = out
-    return experiment.prepare(parsed, "compcos", compcos.defaults("published"))
-
-
 def check_options(options):
     """What can be wrong in this script's own options is said before the long work. ValueError,
     SystemExit."""
@@ -1371,43 +1298,45 @@ def main(argv=None):
     """Train what is missing and write the report. Exit status 1 if a run failed."""
     argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     options, shared = own_options().parse_known_args(argv)
-    shared = [*PUBLISHED_MASK, *shared]
-    if any(SECTIONS[name].draw for name in options.only if name != "qualitative"):
-        panels(("", ""))  # says now, and not after the training, if matplotlib is missing
+    shared = ["--mask", "published", *shared]  # as in the paper; the strong recipe has its own
+    if not has_matplotlib() and any(SECTIONS[name].draw for name in options.only):
+        print("note: the report has no pictures, for these need matplotlib (pip install "
+              "matplotlib); the same command adds them later")
     check_options(options)
-    prepared = prepare(shared, options.out)
-    dataset = prepared.dataset
+    parsed = parse("reproduce.py", shared, experiment)
+    parsed.out = options.out  # which must be writable
+    prepared = experiment.prepare(parsed, "compcos", compcos.defaults("published"))
     settings = dict(prepared.settings)
     for name in ("model", "world", "device"):
         del settings[name]
-    out = options.out or Path("runs", f"reproduce-{dataset.name}")
+    out = options.out or Path("runs", f"reproduce-{prepared.dataset.name}")
     jobs = plan_all(options, shared, settings, out)
     common.check_shared(out)
     for job in jobs:
         if is_finished(job):
             load(job.folder)  # says now, and not after the training, what is damaged
     runs, failed = train_missing(jobs)
-    if common.rank() == 0:
-        with common.alone():
-            report_all(prepared, out, runs, failed, argv, settings, options)
-
-
-def report_all(prepared, out, runs, failed, argv, settings, options):
-    """Write the report of what was trained, and name what failed. SystemExit 1 if a run did."""
-    dataset = prepared.dataset
-    validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
-    results = Results(
-        out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
-        validation=(validation, dataset.targets["val"]),
-        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
+    if common.rank() > 0:
+        return
     if not runs:
-        raise ValueError(f"all {len(failed)} runs failed: see {log_file(failed[0])}")
-    write_report(results, argv, settings, options, failed)
+        raise ValueError(f"no run of {len(failed)} came to its end: see {log_file(failed[0])}")
+    with common.alone():
+        write_report(collect(prepared, out, runs), argv, settings, options, failed)
     if failed:
-        print(f"{len(failed)} runs failed:", file=sys.stderr)
+        print(f"{data.count(len(failed), 'run')} failed:", file=sys.stderr)
         for job in failed:
             print(f"  {job.name}, seed {job.seed}: {log_file(job)}", file=sys.stderr)
         raise SystemExit(1)
+
+
+def collect(prepared, out, runs):
+    """The Results of what was trained, {run: {seed: what `load` gives}}."""
+    dataset = prepared.dataset
+    validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
+    return Results(
+        out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
+        validation=(validation, dataset.targets["val"]),
+        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
 
 
 def write_report(results, argv, settings, options, failed):

@@ -39,6 +39,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -124,9 +125,10 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
     model.train(was_training)
     pairs = index_pairs(seen) if primitives else None
-    for name in candidates:
-        # Weights that are not numbers spoil the scores of every image, so the last ones tell.
-        check_finite(rows[name][-1][0] if rows[name] else None)
+    # Weights that are not numbers spoil the scores of every image, so the last ones tell.
+    if len(features) and not best_seen.isfinite().all():
+        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
+                         "--scale, or look for outliers in the features")
     result = {}
     for name, mask in candidates.items():
         columns = [torch.cat(column).cpu().numpy() for column in zip(*rows[name])]
@@ -136,13 +138,6 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
         swept.update_kept(*(column[:, None] for column in kept), target)
         result[name] = (swept, kept)
     return result
-
-
-def check_finite(scores):
-    """ValueError where a model's scores are not numbers any more."""
-    if scores is not None and not scores.isfinite().all():
-        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
-                         "--scale, or look for outliers in the features")
 
 
 def index_pairs(seen):
@@ -412,8 +407,8 @@ class Run:
         self.best_value = float(state["best"]["value"])
         self.best = [tensor.to(device) for tensor in state["best"]["model"].values()]
         for row in state["history"]:
-            if not all(isinstance(row[name], (int, float)) for name in LOG):
-                raise TypeError(f"an epoch's history of {row}")
+            for name in LOG:
+                value_at(row, (int, float), name)
         self.history = state["history"]
         self.snapshot = self.copy()
         self.model.after_epoch(self.epoch)
@@ -487,14 +482,14 @@ def check_training(model, features, targets, epochs, batch_size):
     """ValueError for what training cannot use."""
     count = len(model.states) * len(model.objects)
     if epochs < 1 or batch_size < 1:
-        raise ValueError(f"{epochs} epochs of batches of {batch_size}: expected at least 1 of each")
+        raise ValueError(f"epochs {epochs}, batch size {batch_size}: expected at least 1 of each")
     if not len(features) or len(features) != len(targets):
-        raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, "
-                         "one or more")
+        raise ValueError(f"features of {data.count(len(features), 'image')} and targets of "
+                         f"{len(targets):,}: expected as many, one or more")
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
-        raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair "
-                         "them or leave them out")
+        raise ValueError(f"features of {broken:,} of {data.count(len(features), 'image')} are not "
+                         "finite: repair them or leave them out")
     if targets.min() < 0 or targets.max() >= count:
         raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * "
                          f"O + o, 0 to {count - 1}")
@@ -518,16 +513,17 @@ def check_model(model, features, seen):
                          "baselines.Compared needs only loss, score and config")
     primitives = (len(model.states), len(model.objects))
     if primitives != seen.shape:
-        raise ValueError(f"{name} has {primitives[0]} states and {primitives[1]} objects: expected "
-                         f"{seen.shape[0]} and {seen.shape[1]}, as its word vectors have rows")
+        raise ValueError(f"{name} has {data.count(primitives[0], 'state')} and "
+                         f"{data.count(primitives[1], 'object')}: expected {seen.shape[0]} and "
+                         f"{seen.shape[1]}, as its word vectors have rows")
     was_training = model.training
     model.eval()
     scores = model.score(features[:2], model.compositions())
     model.train(was_training)
     expected = (len(features[:2]), *seen.shape)
     if tuple(scores.shape) != expected:
-        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for {expected[0]} images: "
-                         f"expected (B, S, O), here {expected}")
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for "
+                         f"{data.count(expected[0], 'image')}: expected (B, S, O), here {expected}")
     rho = np.shape(model.feasibility(seen))
     if rho != seen.shape:
         raise ValueError(f"{name}.feasibility gives {rho}: expected (S, O), here {seen.shape}")
@@ -627,16 +623,12 @@ def continue_run(run, state, out):
     history."""
     threads = state["threads"]
     if threads != torch.get_num_threads():
-        warnings.warn(f"{out / 'last.pt'} was made with {threads} threads, and this process has "
-                      f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
-                      "differ",
+        warnings.warn(f"{out / 'last.pt'} was made with {data.count(threads, 'thread')}, and this "
+                      f"process has {torch.get_num_threads()}: sums are rounded differently, so "
+                      "numbers may differ",
                       stacklevel=2)
-    try:
+    with reading(out / "last.pt", "leave --resume out, or give another --out"):
         run.go_on(state, run.model.states.device)
-    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        why = " ".join(str(error).split())[:160]
-        raise ValueError(f"{out / 'last.pt'} does not fit this run ({type(error).__name__}: "
-                         f"{why}): leave --resume out, or give another --out") from None
     if run.history and common.rank() == 0:
         write_log(out, run.history)
 
@@ -647,40 +639,69 @@ def load_last(out, settings, epochs):
     path = out / "last.pt"
     if not path.exists():
         return None
-    state = load_file(path, LAST)
     differ = []
-    for key in sorted(state["settings"].keys() | settings.keys(), key=str):
-        there = state["settings"].get(key)
-        here = settings.get(key)
-        is_same = not torch.is_tensor(there) and there == here
-        if key not in ("epochs", "device") and not is_same:
-            differ.append(f"{key}: {there!r} there, {here!r} here")
+    with reading(path, "leave --resume out, or give another --out"):
+        state = load_file(path, LAST)
+        for key in sorted(state["settings"].keys() | settings.keys()):
+            there = state["settings"].get(key)
+            here = settings.get(key)
+            if key not in ("epochs", "device") and there != here:
+                differ.append(f"{key}: {there!r} there, {here!r} here")
     if differ:
         raise ValueError(f"{path} is of another run ({data.some(differ)}): give the same options "
                          "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
-        raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
+        raise ValueError(f"{path} is past epoch {epochs}, at {state['epoch']}: give --epochs "
                          f"{state['epoch']} or more")
     return state
+
+
+# ---- reading what a run left ----
+
+
+@contextmanager
+def reading(path, remedy):
+    """Inside, the file `path` is read: whatever is wrong with its content is one ValueError.
+
+    Its one line names the file, what is wrong, and the `remedy`. OSError and a lack of memory pass.
+    """
+    try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for for ever
+            raise ValueError(f"{path} is no plain file")
+        yield path
+    except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
+        data.raise_if_unread(error)
+        if common.is_out_of_memory(error):
+            raise
+        problem = str(error)
+        if str(path) not in problem:
+            problem = f"{path} cannot be used ({data.reason(error)})"
+        raise ValueError(f"{problem}; {remedy}") from None
+
+
+def value_at(content, kinds, *path):
+    """What is at a path of keys. ValueError names a path without a value of these kinds."""
+    value = content
+    where = ", ".join(map(str, path))
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        raise ValueError(f"it has no {where}") from None
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"its {where} is a {type(value).__name__}")
+    return value
 
 
 def load_file(path, kinds):
     """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
     types `kinds`, name -> type."""
     data.check_archive(path)
-    try:
+    with reading(path, "expected a checkpoint of this project (published ones: by "
+                 "compcos.load_published)"):
         contents = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # of zip, pickle and the weights-only loader
-        data.raise_if_unread(error)
-        raise ValueError(f"{path} is no checkpoint ({data.reason(error)})") from None
-    if not isinstance(contents, dict) or not kinds.keys() <= contents.keys():
-        raise ValueError(f"{path} is no such checkpoint of this project: it needs "
-                         f"{', '.join(kinds)} (for published "
-                         "files: compcos.load_published)")
-    for name, kind in kinds.items():
-        if not isinstance(contents[name], kind):
-            raise ValueError(f"{path} is no such checkpoint of this project: its {name} is a "
-                             f"{type(contents[name]).__name__}, expected a {kind.__name__}")
+        for name, kind in kinds.items():
+            value_at(contents, kind, name)
     return contents
 
 

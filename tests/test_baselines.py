@@ -244,11 +244,7 @@ def test_a_step_of_training(name):
 def test_default_settings_build_models():
     for name, table in baselines.DEFAULTS.items():
         for settings in table.values():
-            options = {
-                key: value
-                for key, value in settings.items()
-                if key not in {*baselines.TRAINING, "steps"}
-            }
+            options = baselines.settings_of_model(settings)
             config = baselines.MODELS[name](
                 torch.randn(3, 4), torch.randn(2, 4), 5, torch.ones(3, 2), **options
             ).config
@@ -408,10 +404,25 @@ def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, capsys, monke
     baselines.main([*common, str(tmp_path / "scaled")])
     settings = json.loads((tmp_path / "scaled/metrics.json").read_text())["settings"]
     assert (settings["scale"], settings["epochs"]) == (2.0, 1)
+    # what only the dataset's own entry has goes to the constructor, too; the rest to the training
+    own = dict(scale=3.0, epochs=None, steps=30, patience_steps=9, average=0.5)
+    monkeypatch.setitem(baselines.DEFAULTS, "mine", {"tiny": own})
+    baselines.main([*common, str(tmp_path / "own")])
+    contents = torch.load(tmp_path / "own/best.pt", weights_only=True)
+    assert (contents["config"]["scale"], contents["settings"]["patience"]) == (3.0, 10)
+    for wrong, said in (dict(other=dict(width=3)), "got an unexpected keyword argument 'width'"), (
+            dict(lr=1e-3), "unsupported operand"):
+        capsys.readouterr()
+        monkeypatch.setitem(baselines.DEFAULTS, "mine", wrong)
+        with pytest.raises(SystemExit) as end:
+            baselines.main([*common, str(tmp_path / "wrong")])
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and error.count("\n") == 1 and said in error
+        assert error.startswith("error: baselines.DEFAULTS['mine'][") and "of Mine," in error
 
 
 @pytest.mark.parametrize("model, options, said", [
-    ("tmn", ["--gating-lr", "inf"], "--gating-lr is inf: expected a number above 0"),
+    ("tmn", ["--gating-lr", "inf"], "--gating-lr is inf: expected a positive number"),
     ("aop", ["--feasibility", "none.csv"], "no file --feasibility none.csv: expected"),
     ("aop", ["--feasibility", "."], ". is no plain file"),
     ("apart", ["--seed", "1", "1"], "seeds [1, 1]: expected different numbers")])

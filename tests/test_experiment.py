@@ -24,7 +24,6 @@ import evaluate
 import experiment
 import features as image_features
 import drawings
-import reproduce
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
@@ -278,11 +277,11 @@ def test_resume_with_nothing_there_begins(toy, tmp_path, capsys):
         ),
         (
             lambda toy, out: (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000]),
-            "no checkpoint",
+            "last.pt cannot be used",
         ),
         (
             lambda toy, out: shutil.copy(out / "best.pt", out / "last.pt"),
-            "it needs settings, model, optimizer",
+            "its model is a str",
         ),
     ],
 )
@@ -297,7 +296,7 @@ def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
 def test_resume_refuses_fewer_epochs_and_seeds_must_differ(toy, tmp_path, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     for options, message in (
-        (["--resume", "--epochs", "2"], "past 2 epochs"),
+        (["--resume", "--epochs", "2"], "past epoch 2"),
         (["--seed", "3", "3"], "different"),
         (["--seed", "-1"], "seeds"),
     ):
@@ -415,7 +414,7 @@ def test_bad_features_and_vectors(toy, tmp_path, capsys):
 def test_wrong_checkpoints(toy, tmp_path, capsys):
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"weights": 1}, tmp_path / "other.pt")
-    for name, message in (("text", "no checkpoint"), ("other", "it needs model, config")):
+    for name, message in (("text", "text.pt cannot be used"), ("other", "it has no model")):
         with pytest.raises(ValueError, match=message):
             CompCos.load(tmp_path / f"{name}.pt")
     out = run("--dataset", toy, "--out", tmp_path / "run")
@@ -778,7 +777,9 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
             run(*options, "--epochs", "3", "--resume")
         assert re.fullmatch("error: .*last.pt .*\n", capsys.readouterr().err)
     changes = [{part: None} for part in experiment.BEST]
-    changes += [dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
+    changes += [dict(config=best["config"] | dict(dropout=math.nan)),
+                dict(settings=best["settings"] | dict(scale=math.inf)),
+                dict(states=best["states"][:-1]), dict(bias={}), dict(weights=dict(states=1)),
                 dict(seen=torch.ones(3, 3)), dict(settings={}),
                 dict(states=[[], *best["states"][1:]]), dict(seen=best["seen"].long()),
                 dict(feasibility=best["feasibility"].flatten()), dict(closed=best["closed"] / 1),
@@ -791,8 +792,9 @@ def test_checkpoints_whose_parts_are_of_other_types(toy, tmp_path, capsys):
         changes.append(dict(weights=best["weights"] | {name: weight * math.nan}))
     for change in changes:
         torch.save(best | change, out / "best.pt")
-        with pytest.raises(ValueError, match="best.pt"):
+        with pytest.raises(ValueError, match="best.pt") as error:
             CompCos.load(out / "best.pt")
+        assert "\n" not in str(error.value)
 
 
 def test_metrics_that_are_none(tmp_path):
@@ -823,16 +825,16 @@ def test_a_feasibility_that_is_none(tmp_path, content):
         experiment.read_feasibility(path, ["old"], ["cat"])
 
 
-def test_a_feasibility_without_its_last_line_end_is_whole_or_cut_off(tmp_path):
-    """As many decimals as in the other rows: nothing is cut off."""
+def test_a_feasibility_without_its_last_line_end_is_refused(tmp_path):
+    """It may be cut off; who knows that it is whole ends the line."""
     path = tmp_path / "feasibility.csv"
-    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000"
+    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000\n"
     path.write_text(whole)
     scores = experiment.read_feasibility(path, ["old"], ["cat", "dog"])
     assert scores.tolist() == [[0.25, 1.0]]
     for cut in range(1, 9):
         path.write_text(whole[:-cut])
-        with pytest.raises(ValueError, match="may be cut off"):
+        with pytest.raises(ValueError, match="end the line if all is there"):
             experiment.read_feasibility(path, ["old"], ["cat", "dog"])
 
 
@@ -854,7 +856,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
 
     def read(path):
         if path.suffix == ".npz":
-            with reproduce.result(path), np.load(path) as archive:
+            with train.reading(path, "make it anew"), np.load(path) as archive:
                 data.check_archive(path)
                 return {name: archive[name].tobytes() for name in archive}
         held = train.load_file(path, {})

@@ -105,10 +105,10 @@ def test_scores_take_any_floats_and_change_no_input():
     [
         (
             {"state_vectors": np.zeros((3, 2))},
-            "state_vectors: 3 rows, first row 0, are zero or not finite",
+            "state_vectors: rows that are zero or not finite: 3, first row 0",
         ),
-        ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "object_vectors: 1 rows, first row 1"),
-        ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "object_vectors: 1 rows, first row 2"),
+        ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "not finite: 1, first row 1"),
+        ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "not finite: 1, first row 2"),
         ({"state_vectors": [1, 2, 3]}, r"state_vectors has shape \(3,\)"),
         ({"state_vectors": np.ones((3, 0))}, "state_vectors has shape"),
         ({"state_vectors": np.ones((2, 3))}, r"seen is bool \(3, 3\); expected bool \(2, 3\)"),

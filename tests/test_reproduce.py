@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -221,7 +222,8 @@ def test_both_recipes(toy, tmp_path, capsys):
     run(toy, "--only", "curves", "--seeds", 0, "--out", out)
     curves = json.loads((out / "report.json").read_text())["curves"]
     assert curves["CompCos, strong"] == auc["strong1"]
-    assert "run 1 of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "leplus, seed 0: trained (" in said and "strong16, seed 0: kept" in said
 
 
 def test_own_model_gets_its_runs_and_rows(toy, tmp_path, monkeypatch):
@@ -351,10 +353,9 @@ def damages(path):
         yield b"[]"
         yield b"[" * 100_000
         for name in {"settings", "versions", "best_epoch", "validation", "test", "threshold",
-                     "threshold_curve", "candidates", "feasibility_auroc", "truth",
-                     "hardware"} & held.keys():
+                     "threshold_curve", "candidates", "feasibility_auroc", "truth"} & held.keys():
             for other in ({}, [], "x", None):
-                is_right = name in ("truth", "hardware") and other == "x"
+                is_right = name == "truth" and other == "x"
                 is_unknown = name == "feasibility_auroc" and other is None
                 if not is_right and not is_unknown:
                     yield json.dumps(held | {name: other}).encode()
@@ -391,7 +392,8 @@ def finished(toy, tmp_path_factory):
 def test_damaged_results_are_named_with_what_to_do(finished, tmp_path):
     """Read as the sections read them."""
     folder, _ = finished
-    read = {"log.csv": reproduce.load, "run.json": reproduce.load, "metrics.json": reproduce.load}
+    read = {"log.csv": reproduce.load, "metrics.json": reproduce.load}
+    read["run.json"] = lambda folder: reproduce.read_json(folder / "run.json")
     whole = reproduce.load(folder)
     images = [row["image"] for row in experiment.read_rows(folder / "predictions.csv")]
     read["predictions.csv"] = lambda folder: reproduce.read_answers(whole, whole, images)
@@ -467,7 +469,8 @@ def test_a_tmn_without_negatives_is_named_by_the_command(toy, tmp_path, trained,
         run(toy, *options)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and not trained
-    assert error.startswith(f"error: {path} is damaged (ValueError: it has no settings, negatives)")
+    said = f"error: {path} cannot be used (ValueError: it has no settings, negatives)"
+    assert error.startswith(said)
     assert f"remove {path}" in error
     path.unlink()
     run(toy, *options)  # from last.pt
@@ -504,7 +507,7 @@ def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, tra
     with pytest.raises(SystemExit) as stop:
         run(toy, *options)
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith(f"error: {folder / 'log.csv'} is damaged")
+    assert stop.value.code == 2 and error.startswith(f"error: {folder / 'log.csv'} cannot be used")
     assert f"remove {folder / 'metrics.json'}" in error and error.count("\n") == 1
     (folder / "metrics.json").unlink()
     run(toy, *options)
@@ -512,10 +515,50 @@ def test_the_command_names_a_damaged_result_and_makes_it_anew(toy, finished, tra
 
 
 def test_a_photo_of_the_contact_sheet_that_is_none_is_named(toy, tmp_path):
+    pytest.importorskip("matplotlib")
     photo = tmp_path / "cut.png"
     photo.write_bytes((toy / "images/0.png").read_bytes()[:-20])
+    blocks = {"both are wrong": [("cut.png", "a", "b", "c")]}
     with pytest.raises(ValueError, match="cut.png: .*; restore the photo"):
-        reproduce.paste_photo(Image.new("RGB", (200, 200)), photo, 0, 0)
+        reproduce.contact_sheet(tmp_path / "sheet.png", tmp_path, blocks)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_answers_stay_in_their_column_whatever_the_names():
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(10, 3))
+    names = ("a", "long name " * 9, "$5$ \\heels", "né ы نعم")
+    for cell, name in zip(figure.subplots(1, 5), names):
+        reproduce.show_answers(cell, name, "full", name)
+        assert [(line.get_text(), line.get_color()) for line in cell.texts] == [
+            (f"closed: {name}", reproduce.BLUE), ("full: full", reproduce.RED),
+            (f"truth: {name}", reproduce.BLACK)]
+        for line in cell.texts:
+            assert line.get_window_extent().width < figure.bbox.width / 5
+
+
+def test_a_font_without_the_names_characters_costs_one_warning(toy, tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = {"both are wrong": [("0.png", "\ue000", "\ue001", "\ue002")], "none": []}
+    with pytest.warns(UserWarning, match="missing from font.*font.family") as said:
+        reproduce.contact_sheet(tmp_path / "sheet.png", toy / "images", blocks)
+    assert len(said) == 1 and (tmp_path / "sheet.png").exists()
+
+
+def test_without_matplotlib_the_report_has_all_but_pictures(toy, finished, monkeypatch, capsys):
+    folder, options = finished
+    out = folder.parents[2]
+    for picture in out.glob("*.png"):
+        picture.unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run(toy, *options)
+    assert "note: the report has no pictures" in capsys.readouterr().out
+    text = (out / "report.md").read_text()
+    assert "left out: it needs matplotlib (`pip install matplotlib`)" in text
+    assert "The chosen threshold, " in text and not list(out.glob("*.png"))
+    monkeypatch.undo()
+    run(toy, *options)
+    assert "](threshold.png)" in (out / "report.md").read_text()
+    assert (out / "threshold.png").exists()
 
 
 @pytest.mark.parametrize("options, said", [

@@ -176,7 +176,7 @@ def waiting_for_runs():
 
     def attempt(job):
         time.sleep(RANK + 0.1)
-        return "trained", False
+        return "trained"
 
     with (patch.object(common, "BATCH_SECONDS", 0), common.first_alone_prints(),
           patch.object(reproduce, "attempt", attempt), patch.object(reproduce, "load", str)):
