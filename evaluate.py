@@ -1009,7 +1009,7 @@ def _read(path):
 
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
-    lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
+    lines = [f"{'':30}" + "".join(f"{protocol:>25}" for protocol in reports)]
     for name, value in reports["exact"].items():
         if not isinstance(value, float) or name.endswith(ENDS):
             continue
