@@ -855,7 +855,11 @@ def _array(name, values, kinds, shape, below=None):
         fits = fits and expected in (None, got)
     if not fits or values.dtype.kind not in kinds:
         expected = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
-        raise ValueError(f"{name} must be {expected}, got {values.dtype} of shape {values.shape}")
+        advice = ""
+        if kinds == "b" and values.dtype.kind in "iu":
+            advice = "; from 0 and 1 by .astype(bool)"
+        raise ValueError(f"{name} must be {expected}, got {values.dtype} of shape {values.shape}"
+                         f"{advice}")
     if below is None:
         return values
     wrong = (values < 0) | (values >= below)
