@@ -230,7 +230,8 @@ def is_abandoned(part):
     One without content may have been made just now by a process that is about to hold it: it is
     given the time to.
     """
-    if is_empty(part) and time.time() - part.stat().st_mtime < HOLDING_SECONDS:
+    has_content = any(part.iterdir()) if part.is_dir() else part.stat().st_size > 0
+    if not has_content and time.time() - part.stat().st_mtime < HOLDING_SECONDS:
         time.sleep(HOLDING_SECONDS)
     try:
         with held(part) as can_be_seen:
@@ -239,11 +240,6 @@ def is_abandoned(part):
     except BlockingIOError:
         return False
     return time.time() - part.stat().st_mtime > STALE_SECONDS
-
-
-def is_empty(part):
-    """Whether a file or folder has no content."""
-    return not any(part.iterdir()) if part.is_dir() else part.stat().st_size == 0
 
 
 @contextmanager

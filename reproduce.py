@@ -395,32 +395,27 @@ def cell(runs, *path):
     return dict(mean=float(values.mean()), std=float(values.std()), seeds=len(values))
 
 
-def report_cells(reports):
-    """{protocol: {column: cell}} of the reports of each seed, [{protocol: report}]."""
-    cells = {}
-    for protocol in PROTOCOLS:
-        cells[protocol] = {}
-        for column, key in ALL_COLUMNS.items():
-            cells[protocol][column] = cell(reports, protocol, key)
-    return cells
-
-
-def add_paper(cells, percents, columns):
-    """Put the paper's row and the difference from it (published protocol) beside our cells."""
-    cells["paper"] = {column: percent / 100 for column, percent in zip(columns, percents)}
-    cells["difference"] = {}
-    for column, value in cells["paper"].items():
-        cells["difference"][column] = cells["published"][column]["mean"] - value
-
-
 def accuracy_cells(results, table, reports, columns=COLUMNS):
-    """{label: cells} of {label: reports of each seed}, with the paper's rows of that table."""
+    """{label: {protocol: {column: cell}}} of {label: reports of each seed}, [{protocol: report}].
+
+    Beside them, where the paper's table has that row: its figures, and ours (published protocol)
+    less these.
+    """
     paper = results.paper.get(table, {})
     cells = {}
     for label, of_seeds in reports.items():
-        cells[label] = report_cells(of_seeds)
+        row = {}
+        for protocol in PROTOCOLS:
+            row[protocol] = {}
+            for column, key in ALL_COLUMNS.items():
+                row[protocol][column] = cell(of_seeds, protocol, key)
         if label in paper:
-            add_paper(cells[label], paper[label], columns)
+            row["paper"] = {}
+            row["difference"] = {}
+            for column, percent in zip(columns, paper[label]):
+                row["paper"][column] = percent / 100
+                row["difference"][column] = row["published"][column]["mean"] - percent / 100
+        cells[label] = row
     return cells
 
 
@@ -1076,15 +1071,9 @@ def has_matplotlib():
 
 # ---- the head of the report ----
 
-ABOUT = """{warning}Made by `python reproduce.py {command}` on {hardware}, with {versions}.
-{count} runs were trained in {duration}.{failed}
-
-Data: {dataset}, {states} states, {objects} objects, {seen} seen compositions, images: {images}.
-Features: {backbone}. Word vectors (CompCos): {vectors}.
-Candidates (validation and test; masked: by CompCos, first seed): {sizes}.
-
-Numbers are percent, mean ± standard deviation over {seeds} seed(s). Protocols: *exact* tries every
-bias on the unseen compositions, *published* the about 20 of the field's evaluator. S, U, HM: best
+ABOUT = """\
+Numbers are percent, mean ± standard deviation over the seeds. Protocols: *exact* tries every bias
+on the unseen compositions, *published* the about 20 of the field's evaluator. S, U, HM: best
 accuracy on seen and on unseen compositions, best harmonic mean over the biases; AUC: area under
 the curve of the first two. Sta., Obj.: accuracy of state and object of the predicted composition
 at bias 0 (among the unseen alone: in report.json).
@@ -1102,26 +1091,27 @@ def about(results, argv, settings, options, failed):
     runs = []
     for of_seeds in results.runs.values():
         runs += of_seeds.values()
-    versions = set()
+    made_by = set()
     for run in runs:
-        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
-    warning = ""
-    if options.quick:
-        warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
-    failures = ""
+        versions = [f"{name} {run['versions'][name]}" for name in VERSIONS]
+        made_by.add(", ".join([run["versions"]["machine"], *versions]))
+    duration = common.duration(sum(run["seconds"] for run in runs))
+    images = ", ".join(f"{count:,} {phase}" for phase, count in settings["images"].items())
+    lines = [
+        f"Made by `python reproduce.py {shlex.join(argv)}` on {'; '.join(sorted(made_by))}.",
+        f"{len(runs)} runs of {len(options.seeds)} seed(s) were trained in {duration}.", "",
+        f"Data: {settings['dataset']}, {settings['states']} states, {settings['objects']} objects, "
+        f"{settings['seen']} seen compositions, images: {images}.",
+        f"Features: {settings['backbone']}. Word vectors (CompCos): "
+        f"{', '.join(settings['vectors'])}.",
+        "Candidates (validation and test; masked: by CompCos, first seed): "
+        f"{candidate_sizes(results)}.", "", ABOUT]
     if failed:
         names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
-        failures = f" **Failed, and left out of the numbers: {names}.**"
-    images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
-    hardware = {run["versions"]["machine"] for run in runs}
-    seconds = sum(run["seconds"] for run in runs)
-    facts = dict(
-        warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),
-        hardware="; ".join(sorted(hardware)),
-        versions="; ".join(sorted(versions)), sizes=candidate_sizes(results),
-        duration=common.duration(seconds), images=", ".join(images),
-        seeds=len(options.seeds), vectors=", ".join(settings["vectors"]))
-    return ABOUT.format(**settings | facts)
+        lines.insert(2, f"**Failed, and left out of the numbers: {names}.**")
+    if options.quick:
+        lines = ["**Quick form of 3 epochs: the numbers mean nothing.**", "", *lines]
+    return "\n".join(lines)
 
 
 def candidate_sizes(results):
