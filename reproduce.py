@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 import baselines
 import compcos
@@ -897,11 +897,14 @@ def contact_sheet(path, images, blocks):
     """
     from matplotlib.figure import Figure
 
+    data.register_plugins()  # of HEIC and AVIF
     rows = [math.ceil(len(items) / SHEET_COLUMNS) for items in blocks.values()]
     heights = [0.4 + 2.7 * count for count in rows]  # inches; a column is 2 wide
     figure = Figure(figsize=(2 * SHEET_COLUMNS, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
     with warnings.catch_warnings(record=True) as unwritten:
+        warnings.simplefilter("ignore")  # of large photos, say
+        warnings.filterwarnings("always", "Glyph")
         for part, count, (title, items) in zip(parts, rows, blocks.items()):
             if count == 0:
                 part.suptitle(f"{title.capitalize()}: no image")
@@ -923,12 +926,11 @@ def contact_sheet(path, images, blocks):
 def show_photo(cell, path):
     """Show a photo on axes, with room for three lines below it. ValueError names one that is none.
     """
-    problem = data.no_photo(path)
-    if problem:
-        raise ValueError(f"{path}: {problem}; restore the photo")
-    with Image.open(path) as photo:
-        photo = ImageOps.contain(data.rgb(photo), (PHOTO_SIDE, PHOTO_SIDE))
-    cell.imshow(photo, extent=(0, photo.width, 0, photo.height))
+    with reading(path, "restore the photo"), Image.open(path) as photo:
+        photo = data.rgb(photo)
+    photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
+    scale = PHOTO_SIDE / max(photo.size)
+    cell.imshow(photo, extent=(0, scale * photo.width, 0, scale * photo.height))
     cell.set(xlim=(0, PHOTO_SIDE), ylim=(-0.36 * PHOTO_SIDE, PHOTO_SIDE))
 
 
