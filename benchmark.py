@@ -462,7 +462,7 @@ def bench_features(repeat):
     crops = torch.zeros((batch, 224, 224, 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
 
     def decode(path):
-        return features._decode(path, crops[0].numpy(), features._crop, False)
+        return features._decode(path, features._crop, False)
 
     def run_decoding():
         with ThreadPoolExecutor(features._cores()) as pool:
@@ -489,9 +489,9 @@ def bench_features(repeat):
     else:
         bound = max(decoding, forward)
         what = "the larger"
-    print(f"features ({device}, {features._cores()} cores): images/s decoding "
-          f"{count / decoding:,.0f}, network {count / forward:,.0f}, both {count / both:,.0f}; "
-          f"{both / bound:.2f} times {what}")
+    cores = features.data.count(features._cores(), "core")
+    print(f"features ({device}, {cores}): images/s decoding {count / decoding:,.0f}, network "
+          f"{count / forward:,.0f}, both {count / both:,.0f}; {both / bound:.2f} times {what}")
 
 
 def write_photos(folder, count, different=128):

@@ -31,7 +31,7 @@ from feasibility import MIXES, feasibility_scores
 
 
 NEEDED = dict(  # of a checkpoint's parts, to score as the trained model did
-    settings=dict(scale=(float, int), backbone=str),
+    settings=dict(backbone=str),
     config=dict(feature_dim=int, hidden=int, dropout=(float, int), dim=int, unit_images=bool))
 
 
@@ -143,7 +143,7 @@ class CompCos(nn.Module):
     def cosines(self, features, pairs):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
         compositions = self.compositions()
-        pairs = torch.as_tensor(pairs, device=features.device)
+        pairs = as_pairs(pairs, features.device)
         # unlike a[pairs[:, 0]], an embedding look-up has a deterministic gradient on GPUs
         of_state = nnf.embedding(pairs[:, 0], compositions.of_state)
         of_object = nnf.embedding(pairs[:, 1], compositions.of_object)
@@ -160,16 +160,16 @@ class CompCos(nn.Module):
 
     def embed_compositions(self, pairs):
         """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
-        state, object_ = torch.as_tensor(pairs, device=self.states.device).T
-        primitives = torch.cat([self.states[state], self.objects[object_]], dim=1)  # (P, 2V)
+        pairs = as_pairs(pairs, self.states.device)
+        state = nnf.embedding(pairs[:, 0], self.states)
+        object_ = nnf.embedding(pairs[:, 1], self.objects)
+        primitives = torch.cat([state, object_], dim=1)  # (P, 2V)
         return nnf.normalize(self.projection(primitives))
 
     def feasibility(self, seen, *, mix="mean"):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
         (S, O) bool."""
-        states = self.states.detach().cpu().numpy()
-        objects = self.objects.detach().cpu().numpy()
-        return feasibility_scores(states, objects, np.asarray(torch.as_tensor(seen).cpu()), mix=mix)
+        return feasibility_scores(self.states, self.objects, seen, mix=mix)
 
     def set_training(self, seen, **settings):
         """Say how the model is to be trained: `seen` (S, O) bool and the keywords of
@@ -285,6 +285,30 @@ class Members(nn.Module):
         return [dict(params=params, lr=rate) for rate, params in together.items()]
 
 
+def as_pairs(pairs, device):
+    """The (P, 2) int64 tensor of what is given as states and objects, or a ValueError."""
+    pairs = train.as_tensor(pairs, device)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not is_integer(pairs):
+        raise ValueError(f"pairs are {pairs.dtype} {tuple(pairs.shape)}: expected integers (P, 2), "
+                         "the state and the object of each")
+    return pairs.long()
+
+
+def as_seen(seen, model):
+    """The seen compositions (S, O) as a bool tensor on the model's device, or a ValueError."""
+    seen = train.as_tensor(seen, model.states.device)
+    shape = (len(model.states), len(model.objects))
+    if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
+        raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)} with {int(seen.sum())} seen: "
+                         f"expected bool {shape}, states by objects, one or more seen")
+    return seen
+
+
+def is_integer(tensor):
+    """Whether a tensor holds integers; bool are none."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
 def products(embedded, halves):
     """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D) with `Halves`."""
     return embedded @ halves.of_state.T, embedded @ halves.of_object.T
@@ -333,12 +357,12 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
     a 0-dim tensor.
 
-    Tensors or arrays: cosines (B, S, O); target (B,) int64 in s * O + o; scale = 1 / T > 0; seen
+    Tensors or arrays: cosines (B, S, O); target (B,) int in s * O + o; scale = 1 / T > 0; seen
     (S, O) bool. margin (S, O) = α·ρ lowers the cosines of unseen compositions and is ignored where
     seen; None: only the seen compete. counts (S, O), not in the paper, is added to the logits of
     the seen: how often each is met in training. mixed, not in the paper, is two tensors (second
     target (B,), share (B,)) for images that are mixtures: the truth of each is its target to the
-    share, its second target to 1 - share.
+    share, its second target to 1 - share. ValueError: other shapes or kinds.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -354,14 +378,19 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     """
     if not scale > 0:
         raise ValueError(f"scale = 1 / T is {scale}: expected a positive number")
-    cosines = torch.as_tensor(cosines)
-    target = torch.as_tensor(target, device=cosines.device)
-    seen = torch.as_tensor(seen, device=cosines.device)
+    cosines = train.as_tensor(cosines)
+    target = train.as_tensor(target, cosines.device)
+    seen = train.as_tensor(seen, cosines.device)
+    fits = cosines.ndim == 3 and seen.shape == cosines.shape[1:] and len(cosines) == target.numel()
+    if not fits or target.ndim != 1 or not is_integer(target) or seen.dtype != torch.bool:
+        raise ValueError(f"cosines {tuple(cosines.shape)}, target {target.dtype} "
+                         f"{tuple(target.shape)}, seen {seen.dtype} {tuple(seen.shape)}: expected "
+                         "(B, S, O), integers (B,), bool (S, O)")
     logits = scale * (cosines - _full_margin(seen, margin, cosines.dtype))
     if counts is not None:
-        counts = torch.as_tensor(counts, device=seen.device).to(logits.dtype)
+        counts = train.as_tensor(counts, seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
-    return mean_loss(logits.flatten(1), target, mixed)
+    return mean_loss(logits.flatten(1), target.long(), mixed)
 
 
 def image_losses(logits, target):
@@ -384,7 +413,10 @@ def _full_margin(seen, margin, dtype):
     there is none yet."""
     if margin is None:
         margin = torch.inf
-    margin = torch.as_tensor(margin, device=seen.device, dtype=dtype)
+    margin = train.as_tensor(margin, seen.device).to(dtype)
+    if margin.ndim and margin.shape != seen.shape:
+        raise ValueError(f"margin has shape {tuple(margin.shape)}: expected that of seen, "
+                         f"{tuple(seen.shape)}")
     return torch.where(seen, 0.0, margin).to(dtype)
 
 
@@ -521,7 +553,7 @@ class TrainingLoss(nn.Module):
         self.is_alone = True  # no other member fills a GPU meanwhile
         device = model.states.device
         dtype = model.states.dtype
-        seen = torch.as_tensor(seen, device=device)
+        seen = as_seen(seen, model)
         offsets = None
         if counts:
             offsets = counts * log_counts(seen.cpu(), images)  # on the CPU: MPS has no float64
@@ -597,7 +629,7 @@ def log_counts(seen, images):
 
     images (S, O) counts; a seen composition without an image counts as one with one.
     """
-    images = torch.as_tensor(images, device=seen.device).clamp_min(1)
+    images = train.as_tensor(images, seen.device).clamp_min(1)
     logs = images.double().log()
     return torch.where(seen, logs - logs[seen].mean(), 0.0)
 
@@ -667,7 +699,7 @@ def load_published(state_dict):
         state_dict = data.load_tensors(state_dict)
     try:
         weights = image_features.unwrap(state_dict)
-        weights = {name: torch.as_tensor(value) for name, value in weights.items()}
+        weights = {name: train.as_tensor(value) for name, value in weights.items()}
         layers = set()
         for name in weights:
             if name.startswith("image_embedder.mod."):
@@ -682,12 +714,13 @@ def load_published(state_dict):
                 renamed[f"{ours}.{part}"] = weights[f"{name}.{part}"]
         hidden, feature_dim = weights[f"{first}.weight"].shape
         model = CompCos(renamed["states"], renamed["objects"], feature_dim, hidden=hidden)
-        model.load_state_dict(renamed)
+        model.to(renamed["states"].dtype).load_state_dict(renamed)  # float64 keeps its digits
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
                          "image_embedder.mod; attr_embedder, obj_embedder, projection): "
-                         f"{error}") from None
-    return model.to(renamed["states"].dtype).eval()
+                         f"{reason}") from None
+    return model.eval()
 
 
 # ---- prediction ----
@@ -708,40 +741,44 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
 
 
 @torch.no_grad()
-def best_compositions(model, features, *, k, candidates, bias, scale=1.0):
-    """As `predict`, and the log of the softmax's denominator: log Σ exp(scale · score) over the
-    candidates, (N,)."""
+def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
+    """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
+    bias·[unseen]) / temperature over the candidates."""
     device = model.states.device
     total = len(model.states) * len(model.objects)
     features = as_features(model, features)
     if candidates is None:
         candidates = torch.ones(total, dtype=torch.bool)
-    allowed = torch.as_tensor(candidates).flatten()
-    is_mask = allowed.dtype == torch.bool and len(allowed) == total and allowed.any()
-    if not is_mask or k < 1 or not np.isfinite(bias):
-        raise ValueError(f"candidates are {allowed.dtype} of {len(allowed)} with "
-                         f"{int(allowed.sum())} allowed, k {k}, bias "
-                         f"{bias}: expected bool of {total}, one or more allowed, k of 1 or more, "
-                         "a finite bias")
+    allowed = train.as_tensor(candidates)
+    shapes = [(total,), (len(model.states), len(model.objects))]
+    if allowed.dtype != torch.bool or allowed.shape not in shapes or not allowed.any():
+        raise ValueError(f"candidates are {allowed.dtype} {tuple(allowed.shape)} with "
+                         f"{int(allowed.sum())} allowed: expected bool, (C,) {shapes[0]} or (S, O) "
+                         f"{shapes[1]}, one or more allowed")
+    allowed = allowed.flatten()
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise ValueError(f"k {k!r}: expected the number of answers an image, 1 or more")
+    if not isinstance(bias, (int, float, np.number)) or not np.isfinite(bias):
+        raise ValueError(f"bias is {bias!r}: expected a finite number")
     k = min(k, int(allowed.sum()))
-    hidden = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
-    offset = hidden
+    offset = torch.where(allowed, 0.0, -torch.inf).to(device)  # (C,)
     if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with "
                              "CompCos.load(best.pt)")
-        offset = hidden + bias * ~model.checkpoint["seen"].flatten().to(device)
+        offset = offset + bias * ~model.checkpoint["seen"].flatten().to(device)
     indices = [torch.zeros(0, k, dtype=torch.int64)]
     values = [torch.zeros(0, k)]
-    totals = [torch.zeros(0)]
+    shares = [torch.zeros(0, k)]
     was_training = model.training
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
-        best = (scores + offset).topk(k, dim=1).indices
+        ranked = scores + offset
+        best = ranked.topk(k, dim=1).indices
         indices.append(best.cpu())
         values.append(scores.gather(1, best).cpu())
-        totals.append((scale * (scores + hidden)).logsumexp(1).cpu())
+        shares.append((ranked / temperature).softmax(1).gather(1, best).cpu())
     model.train(was_training)
-    return torch.cat(indices).numpy(), torch.cat(values).numpy(), torch.cat(totals).numpy()
+    return torch.cat(indices).numpy(), torch.cat(values).numpy(), torch.cat(shares).numpy()
 
 
 def as_features(model, features):
@@ -751,11 +788,11 @@ def as_features(model, features):
         features = [features]
     if len(features) and isinstance(features[0], (str, Path)):
         features = experiment.features_like(model.checkpoint, list(features), model.states.device)
-    features = torch.as_tensor(features, device=model.states.device).to(model.states.dtype)
+    features = train.as_tensor(features, model.states.device).to(model.states.dtype)
     is_table = features.ndim == 2 and features.shape[1] == model.config["feature_dim"]
     if not is_table or not features.isfinite().all():
         raise ValueError(f"features of shape {tuple(features.shape)}, "
-                         f"{int((~features.isfinite()).sum())} numbers not "
+                         f"{data.count(int((~features.isfinite()).sum()), 'number')} not "
                          "finite: the model was trained on finite (N, "
                          f"{model.config['feature_dim']})")
     return features
@@ -770,8 +807,9 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
 
     `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given.
     `candidates` is one of closed, open, open_masked, at the bias that was fixed on validation;
-    compositions that the training folder names are never hidden by the mask. `probability` is the
-    softmax of the model's logits over the candidates, without bias.
+    compositions that the training folder names are never hidden by the mask. `probability` is
+    that of the answer among the candidates, at a temperature under which it says how often such
+    answers were right on validation (`experiment.calibrate`).
     """
     if candidates not in experiment.CANDIDATE_SETS:
         raise ValueError(f"candidates are {candidates!r}: expected one of "
@@ -783,21 +821,20 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     if not len(images):
         raise ValueError("no images to predict: expected one or more")
     checkpoint = model.checkpoint
-    scale = checkpoint["settings"]["scale"]
-    indices, scores, totals = best_compositions(
+    indices, scores, probabilities = best_compositions(
         model, images if features is None else features, k=top,
         candidates=allowed_answers(checkpoint)[candidates], bias=checkpoint["bias"][candidates],
-        scale=scale)
+        temperature=checkpoint["temperature"][candidates])
     seen = checkpoint["seen"].flatten()
     rho = checkpoint["feasibility"].flatten()
     rows = []
-    for image, columns, values, total in zip(images, indices, scores, totals):
-        for rank, (c, value) in enumerate(zip(columns.tolist(), values), 1):
+    for image, columns, values, shares in zip(images, indices, scores, probabilities):
+        for rank, (c, value, share) in enumerate(zip(columns.tolist(), values, shares), 1):
             state, object_ = divmod(c, len(checkpoint["objects"]))
             rows.append(dict(
                 image=str(image), rank=rank, state=checkpoint["states"][state],
                 object=checkpoint["objects"][object_], score=float(value),
-                probability=float(np.exp(scale * value - total)), seen=bool(seen[c]),
+                probability=float(share), seen=bool(seen[c]),
                 feasibility=float(rho[c])))
     return rows
 
@@ -925,12 +962,13 @@ def print_predictions(options):
             writer = csv.DictWriter(file, PREDICTION)
             writer.writeheader()
             writer.writerows(rows)
-        print(f"{len(images):,} images, {len(rows):,} answers written to {options.csv}")
+        print(f"{data.count(len(images), 'image')}, {data.count(len(rows), 'answer')} written to "
+              f"{options.csv}")
         return
     count = int(allowed_answers(model.checkpoint)[options.candidates].sum())
     bias = model.checkpoint["bias"][options.candidates]
-    print(f"{options.candidates}: {count:,} candidates, bias {bias:.3f} on the unseen (from "
-          "validation)")
+    print(f"{options.candidates}: {data.count(count, 'candidate')}, bias {bias:.3f} on the unseen "
+          "(from validation)")
     for row in rows:
         if row["rank"] == 1:
             print(row["image"])

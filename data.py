@@ -25,11 +25,11 @@ import warnings
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-import PIL.features
 import torch
 from PIL import Image, UnidentifiedImageError
 
@@ -41,6 +41,13 @@ DRAWN = "shapes"  # the one of these that is drawn and not downloaded
 SPLIT = "compositional-split-natural"
 METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
+LAYOUT = f"""\
+  {SPLIT}/   (train_pairs.txt, val_pairs.txt, test_pairs.txt)
+  {METADATA}
+  images/   (or features.npz)"""
+OWN_LAYOUT = """\
+  images.csv   (image,state,object,split)
+  images/   (or features.npz)"""
 FEATURES = "features.npz", "resnet18_featurers.t7"
 
 # What people call the sets (in any case) and the columns of images.csv.
@@ -48,6 +55,7 @@ SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "va
             "testing": "test",
             "train": "train", "val": "val", "test": "test"}
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+REQUIRED = "image", "state", "object"
 SAVED_STARTS = b"PK", b"\x80"  # of files that torch.save wrote, of now and of old
 DIRECTORY = 0x10  # in the attributes of an archive's entry
 # Threads that decode photos, at most. They share the interpreter, so that more are slower again
@@ -56,7 +64,6 @@ DECODERS = 8
 
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
-CODECS = {"AVIF": "avif", "JPEG2000": "jpg_2000", "WEBP": "webp"}  # Pillow may be built without
 PLUGINS = {".heic": "pillow-heif", ".heif": "pillow-heif", ".hif": "pillow-heif",
            ".avif": "pillow-avif-plugin"}
 NOT_WORTH_A_WORD = {"@eadir", "__macosx", "thumbs.db", "desktop.ini"}  # lower case
@@ -152,7 +159,7 @@ def locate(name, root="data"):
 
 
 def no_named_folder(name, root):
-    """What to say where a named dataset is not: what is missing, what to do, and both trees."""
+    """What to say where a named dataset is not: what is missing, what to do, what is there."""
     folder = root / FOLDERS[name]
     absent = f"no dataset {name!r}: no folder {folder}"
     if name == DRAWN:
@@ -161,43 +168,17 @@ def no_named_folder(name, root):
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
     root = root.resolve()  # `.` has no name to show
-    expected = [f"{root}/", *("  " + line for line in published_tree(FOLDERS[name]))]
-    return f"{absent}; {hint}\n{beside(expected, tree(root))}"
+    return (f"{absent}; {hint}\n"
+            f"expected: {root / FOLDERS[name]}/\n{LAYOUT}\n"
+            f"found: {listing(root)}")
 
 
-def published_tree(folder):
-    """The shared layout as lines."""
-    return [f"{folder}/",
-            f"  {SPLIT}/",
-            "    train_pairs.txt, val_pairs.txt, test_pairs.txt",
-            f"  {METADATA}",
-            "  images/   (or features.npz)"]
-
-
-def tree(folder, most=9):
-    """What lies in a folder, as lines."""
+def listing(folder):
+    """What lies in a folder, on one line."""
     if not folder.is_dir():
-        return [f"{folder}: no such folder"]
-    entries = sorted(folder.iterdir())
-    lines = [f"{folder}/"]
-    for entry in entries[:most]:
-        ending = "/" if entry.is_dir() else ""
-        lines.append(f"  {printable(entry.name)}{ending}")
-    if len(entries) > most:
-        lines.append(f"  and {len(entries) - most:,} more")
-    if not entries:
-        lines.append("  (empty)")
-    return lines
-
-
-def beside(expected, found):
-    """Two lists of lines as two columns."""
-    expected = ["expected:", *expected]
-    width = max(map(len, expected))
-    lines = []
-    for left, right in itertools.zip_longest(expected, ["found:", *found], fillvalue=""):
-        lines.append(f"  {left:<{width}}   {right}".rstrip())
-    return "\n".join(lines)
+        return f"{folder}: no such folder"
+    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir()]
+    return f"{folder}/: {some(sorted(names), 9) or '(empty)'}"
 
 
 def data_root_option(root):
@@ -268,25 +249,49 @@ def read_published(folder, notes, problems):
     lists = {phase: read_pairs(split / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
     if not all(lists.values()) and (split / "all_pairs.txt").exists():
         lists["all"] = read_pairs(split / "all_pairs.txt", notes, problems)
-    return lists, read_metadata(find_metadata(folder, notes), problems)
+    rows = read_metadata(find_metadata(folder, notes), problems)
+    notes += cut_notes(split, lists, rows)
+    return lists, rows
+
+
+def cut_notes(split, lists, rows):
+    """Notes on lists that seem cut off within their last name.
+
+    Such a list has no line end, and its last name is the beginning of another and occurs once.
+    """
+    known = Counter(clean(row[2]) for row in rows)
+    for pairs in lists.values():
+        known.update(object_ for _, object_ in pairs)
+    notes = []
+    for phase in lists:
+        file = split / f"{phase}_pairs.txt"
+        text = read_text(file, problems=[])
+        if not text[-1:].strip():  # a line end, or no text
+            continue
+        pair = parse_pair(text.splitlines()[-1])
+        if len(pair) != 2:  # which is a problem
+            continue
+        last = pair[1]
+        longer = [name for name in known if name.startswith(last) and name != last]
+        if longer and known[last] == 1:
+            notes.append(f"{file.name} ends without a line end in {last!r}, which nothing else "
+                         f"names: if it is cut off (as of {some(longer)}), fetch it again")
+    return notes
 
 
 def no_layout(folder):
-    """What to say of a folder that is no dataset, with the two trees that would be one."""
+    """What to say of a folder that is no dataset, with the two layouts that would be one."""
     hint = "`python data.py FOLDER --make-split` makes an images.csv of own photos"
     for name, its_folder in FOLDERS.items():
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     folder = folder.resolve()  # `.` has no name to show
     downloaded = [name for name in FOLDERS if name != DRAWN]
-    expected = [*published_tree(folder),
-                "or, of own data,",
-                f"{folder}/",
-                "  images.csv   (image,state,object,split)",
-                "  images/      (or features.npz)"]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "
             f"`python download.py NAME` fetches {', '.join(downloaded)}\n"
-            f"{beside(expected, tree(folder))}")
+            f"expected: {folder}/\n{LAYOUT}\n"
+            f"or, of own data: {folder}/\n{OWN_LAYOUT}\n"
+            f"found: {listing(folder)}")
 
 
 def find_metadata(folder, notes):
@@ -296,13 +301,13 @@ def find_metadata(folder, notes):
         return published
     others = [file for file in sorted(folder.glob("*.t7")) if file.name not in FEATURES]
     lists = [file for file in others if read_metadata(file, problems=[])]
-    if len(lists) > 1:
+    if len(lists) == 1:
+        notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
+        return lists[0]
+    if lists:
         found = some(file.name for file in lists)
         notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
-    if len(lists) != 1:
-        return published
-    notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
-    return lists[0]
+    return published
 
 
 def read_pairs(file, notes, problems):
@@ -391,8 +396,6 @@ def read_metadata(file, problems, keys=METADATA_KEYS):
         if not isinstance(stored, list):
             raise TypeError(f"found a {type(stored).__name__}")
         for row in stored:
-            if not isinstance(row, dict):
-                raise TypeError(f"found a {type(row).__name__}")
             rows.append(tuple(as_text(row[key]) for key in keys))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
@@ -441,31 +444,30 @@ def read_csv(file, problems):
     if it is no such.
     """
     table = read_cells(file, problems)
-    if not table:
-        return []
-    header, table = split_header(table)
-    columns = column_names(header)
-    twice = [name for name in ("image", "state", "object", "split") if columns.count(name) > 1]
-    if twice:
-        problems.append(f"{file.name}: expected one column {some(twice)}, found "
-                        f"{','.join(header)!r}")
-        return []
+    columns = []
     rows = []
     holes = []
-    for number, cells in table:
+    for number, cells in enumerate(table, 1):
         if not any(cell.strip() for cell in cells):
+            continue
+        if not set(REQUIRED) <= set(columns):  # a title may stand above the columns' names
+            columns = column_names(cells)
             continue
         filled = itertools.zip_longest(columns, cells, fillvalue="")
         row = {column: cell.strip() for column, cell in filled if column}
         for primitive in ("state", "object"):
-            row[primitive] = clean(row.get(primitive, ""))
+            row[primitive] = clean(row[primitive])
         rows.append(row)
-        if not (row.get("image") and row["state"] and row["object"]):
+        if not all(row[column] for column in REQUIRED):
             holes.append(number)
-    if not rows or not {"image", "state", "object"} <= set(columns):
-        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
-                        f"found {','.join(header)!r}")
+    twice = [name for name in (*REQUIRED, "split") if columns.count(name) > 1]
+    if twice:
+        problems.append(f"{file.name}: expected one column {some(twice)}, found "
+                        f"{','.join(columns)!r}")
         return []
+    if table and not rows:
+        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
+                        f"found {','.join(table[0])!r}")
     if holes:
         problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
     return rows
@@ -474,18 +476,11 @@ def read_csv(file, problems):
 def read_cells(file, problems):
     """The rows of a CSV file as lists of texts; none, and a problem, if it is broken.
 
-    A first line `sep=;` becomes part of no row; else the most frequent separator of the first line
-    that holds one counts.
+    The most frequent separator of the first line that holds one counts, as of a line `sep=;`.
     """
     text = read_text(file, problems)
-    first, _, rest = text.partition("\n")
-    named = re.fullmatch(r'"?sep=(.)"?\s*', first)
-    if named:
-        separator = named[1]
-        text = rest
-    else:
-        first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
-        separator = max(",;\t|", key=first.count)
+    first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
+    separator = max(",;\t|", key=first.count)
     # Not splitlines(): it cuts within quotes, and at more than line ends.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
@@ -493,18 +488,6 @@ def read_cells(file, problems):
     except csv.Error as error:
         problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
         return []
-
-
-def split_header(table):
-    """(the header's cells, numbered rows below it): the first row that names the columns.
-
-    Spreadsheets may write a title or empty rows above it. Without such a row, the first.
-    """
-    numbered = list(enumerate(table, 1))
-    for place, cells in numbered:
-        if {"image", "state", "object"} <= set(column_names(cells)):
-            return cells, numbered[place:]
-    return table[0], numbered[1:]
 
 
 def column_names(header):
@@ -678,8 +661,9 @@ def missing_files(dataset, features=None):
     """
     images = dataset.every_image
     there = {image for image in images if dataset.path(image).exists()}
-    nowhere = f"found neither in images/ nor in {' or '.join(FEATURES)}"
-    without_photo = missing(images, there, nowhere)
+    folder = dataset.folder
+    without_photo = missing(images, there, f"found in none of {folder}/images/, {folder}/, "
+                            f"{', '.join(FEATURES)}")
     files = [features] if features else feature_files(dataset.folder)
     if not files:
         return without_photo
@@ -687,27 +671,25 @@ def missing_files(dataset, features=None):
         stored = read_features(files[0], images)  # the first there is decides
     except (ValueError, OSError) as error:
         return [str(error)] if features else [str(error), *without_photo]
-    problems = not_finite(stored, files[0], set(images))
-    rows = set(stored["files"])
-    if features:
-        return problems + missing(images, rows, f"not found in {features}")
-    if "stamps" in stored and there:
+    wanted = set(images)
+    wrong = [name for name in not_finite(stored["files"], stored["features"]) if name in wanted]
+    problems = []
+    if wrong:
+        problems.append(f"{files[0]}: features of {count(len(wrong), 'image')} are not finite: "
+                        f"{some(wrong)}")
+    if "stamps" in stored and there and not features:
         return problems + without_photo
-    photos = [image for image in images if image in there]
-    return problems + missing(images, rows | there, nowhere) + missing(
-        photos, rows, f"not found in {files[0]}, which alone counts: without it, features are "
-        "extracted from the photos")
+    where = f"not found in {files[0]}"
+    if there and not features:
+        where += ", which alone counts: without it, features are extracted from the photos"
+    return problems + missing(images, set(stored["files"]), where)
 
 
-def not_finite(stored, file, images):
-    """[a problem] that names the images whose stored features are not finite as float32, or []."""
+def not_finite(names, features):
+    """Those of N names whose features (N, F) are not finite as float32."""
     with np.errstate(over="ignore"):
-        is_finite = np.isfinite(stored["features"].astype(np.float32)).all(1)
-    wrong = [stored["files"][row] for row in np.flatnonzero(~is_finite)]
-    wrong = [name for name in wrong if name in images]
-    if not wrong:
-        return []
-    return [f"{file}: features of {count(len(wrong), 'image')} are not finite: {some(wrong)}"]
+        is_finite = np.isfinite(features.astype(np.float32, copy=False)).all(1)
+    return [names[row] for row in np.flatnonzero(~is_finite)]
 
 
 def unreadable_images(dataset):
@@ -730,10 +712,10 @@ def no_photos(paths):
     unreadable = {}
     pool = ThreadPoolExecutor(DECODERS)
     try:
-        with (warnings.catch_warnings(),
+        with (pixel_limit() as limit,
               common.Progress("decoding", len(paths), "images") as progress):
-            warnings.simplefilter("ignore")  # of large photos, which are read all the same
-            for name, why in zip(paths, pool.map(no_photo, paths.values())):
+            problems = pool.map(lambda path: no_photo(path, limit=limit), paths.values())
+            for name, why in zip(paths, problems):
                 if why:
                     unreadable[name] = why
                 progress.update()
@@ -771,19 +753,52 @@ def missing(images, found, where):
     return [f"{len(lost):,} of {count(len(images), 'image')} {where}: {some(lost)}"]
 
 
-def no_photo(path):
-    """Why a file cannot be read as a photo, None if it can. It is decoded to its end."""
-    if not path.is_file():
-        return "no plain file"
+def look_through(image):
+    """Decode an opened image to its end, a JPEG at a fraction of its size, which is faster."""
+    image.draft("RGB", (256, 256))
+    rgb(image)
+
+
+def no_photo(path, use=look_through, limit=None):
+    """Why a file cannot be read as a photo, None if it can and `use(image)` raised nothing.
+
+    limit: the most pixels, as `check_pixels` counts them; None: Pillow's own limit alone.
+    """
+    path = Path(path)
     try:
+        if not path.exists():
+            return "not there"
+        if not path.is_file():
+            return "no plain file"
         with Image.open(path) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            check_pixels(image.size, limit and 2 * limit)
-            image.draft("RGB", (256, 256))  # a JPEG at a fraction of its size: faster
-            rgb(image)
+            check_pixels(image.size, limit)
+            use(image)
     except Exception as error:  # decoders of broken files raise all sorts
         return unreadable_because(path, error)
     return None
+
+
+@contextmanager
+def pixel_limit(max_pixels=None):
+    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
+
+    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
+    the limit is refused, so Pillow's is lifted for the time being, and its warnings, which name no
+    file, are silent.
+    """
+    if max_pixels is not None and max_pixels < 1:
+        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
+    pillows = Image.MAX_IMAGE_PIXELS
+    limit = max_pixels
+    if limit is None and pillows is not None:
+        limit = 2 * pillows
+    Image.MAX_IMAGE_PIXELS = limit
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")
+            yield limit
+    finally:
+        Image.MAX_IMAGE_PIXELS = pillows
 
 
 def rgb(image):
@@ -973,14 +988,14 @@ def read_features(path, wanted=()):
 
     try:
         files = [plain(as_text(name)) for name in stored["files"]]
-    except TypeError:
+    except (TypeError, UnicodeDecodeError):
         raise ValueError(f"{path}: `files` is a {type(stored['files']).__name__}, expected N "
-                         "names") from None
+                         "names in UTF-8") from None
     files = without_prefix(files, wanted)
     features = as_array(stored["features"])
     if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: {len(files):,} files need (N, F) numbers, not "
-                         f"{features.shape} {features.dtype}")
+        raise ValueError(f"{path}: {count(len(files), 'file')} and features {features.shape} "
+                         f"{features.dtype}, expected (N, F) numbers for N files")
     if files and features.shape[1] == 0:
         raise ValueError(f"{path}: features of 0 numbers, expected 1 or more each")
     check_repeated(path, files, features)
@@ -992,9 +1007,7 @@ def as_array(features):
     """
     if not torch.is_tensor(features):
         return np.asarray(features)
-    features = features.detach()
-    if features.layout != torch.strided:  # sparse
-        features = features.to_dense()
+    features = features.detach().to_dense()  # which changes sparse ones alone
     if features.dtype == torch.bfloat16:  # NumPy has no such type
         features = features.float()
     return features.numpy()
@@ -1087,6 +1100,11 @@ def read_photos(folder):
             astray.append(photo)
     if left_out:
         print(f"note: {what_stayed_out(photos, left_out)}")
+    if root != folder:
+        beside = [photo for photo in photo_files(folder)[0] if not photo.startswith("images/")]
+        if beside:
+            print(f"note: beside images/, which alone counts, {count(len(beside), 'photo')}: "
+                  f"{some(beside)}")
     if astray or not rows:
         found = "no photo"
         if astray:
@@ -1139,9 +1157,6 @@ def photo_suffixes():
     Image.init()
     openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
     openable -= NO_PHOTOS
-    for name, codec in CODECS.items():
-        if not PIL.features.check(codec) and not (name == "AVIF" and "pillow_avif" in sys.modules):
-            openable.discard(name)
     return {suffix.lower() for suffix, name in Image.registered_extensions().items()
             if name in openable}
 
@@ -1191,6 +1206,8 @@ def what_stayed_out(photos, left_out):
     counted = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common()]
     text = (f"{count(len(left_out), 'file')} left out, which Pillow does not open as photos here: "
             f"{some(counted, 20)}")
+    if photo_suffixes() & suffixes.keys():
+        text += " (photos among these are links to nothing)"
     kept = set()  # folders with a photo somewhere below them
     for name in photos:
         kept.update(str(parent) for parent in PurePosixPath(name).parents)
@@ -1357,11 +1374,7 @@ def parse(argv):
         help="of --make-split: the share of compositions that are unseen in val, and in test "
              f"(default: {COMPOSITION_SHARE})")
     add("--seed", type=int, help="of --make-split (default: 0)")
-    add("--download", action="store_true", help="say which command fetches the dataset")
     options = parser.parse_args(argv)
-    if options.download:
-        parser.error("downloads are a script of their own: python download.py "
-                     f"{options.dataset}{data_root_option(options.data_root)}")
     if not options.make_split and (options.share, options.seed) != (None, None):
         parser.error("--share and --seed are of --make-split, which is not given")
     if options.share is None:

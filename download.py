@@ -11,7 +11,6 @@ import argparse
 import gzip
 import http.client
 import os
-import re
 import shutil
 import stat
 import tarfile
@@ -201,22 +200,12 @@ def go_on(url, part, have, size, timeout):
     A server may answer with the whole, or (wrongly) with another range: then all is asked for anew.
     """
     with ask(url, timeout, Range=f"bytes={have}-") as answer:
-        if answer.status != 206:
-            save(answer, part, 0, size)
-            return
-        if continues(answer.headers, have, size):
+        given = answer.headers.get("Content-Range", "")
+        if answer.status == 206 and given.startswith(f"bytes {have}-"):
             save(answer, part, have, size)
             return
     with ask(url, timeout) as answer:
         save(answer, part, 0, size)
-
-
-def continues(headers, have, size):
-    """Whether a partial answer goes on after `have` bytes of a file of `size`."""
-    said = re.match(r"bytes\s+(\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
-    if said:
-        return int(said[1]) == have and said[2] in (str(size), "*")
-    return int(headers.get("Content-Length", -1)) == size - have
 
 
 def check_start(url, part, file, starts):
@@ -320,7 +309,6 @@ def copy_out(archive, folder, plan, stage):
         wanted = plan(list(files), folder)
         check_places(archive, wanted, files)
         ensure_room(folder, sum(files[name][0] for name, _ in wanted))
-        refused = []
         with common.Progress(f"unpacking {archive.name}", len(wanted), "files") as progress:
             for name, place in wanted:
                 (stage / place).parent.mkdir(parents=True, exist_ok=True)
@@ -328,12 +316,10 @@ def copy_out(archive, folder, plan, stage):
                     with files[name][1]() as source, open(stage / place, "wb") as out:
                         shutil.copyfileobj(source, out)
                 except (NotImplementedError, RuntimeError) as error:  # of zipfile
-                    refused.append(f"{name} ({error})")
+                    raise ValueError(f"{archive}: {name} is encrypted or packed by an unknown "
+                                     f"method ({error}); nothing was unpacked, do it by another "
+                                     f"program and put the files into {folder}") from None
                 progress.update()
-    if refused:
-        raise ValueError(f"{archive}: {data.count(len(refused), 'file')} encrypted or packed by an "
-                         f"unknown method: {data.some(refused)}; nothing was unpacked, do it by "
-                         f"another program and put the files into {folder}")
 
 
 def check_places(archive, wanted, files):

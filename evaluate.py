@@ -33,6 +33,7 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 import argparse
 import json
 import os
+import signal
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -187,9 +188,8 @@ class BiasSweep:
         """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
 
         `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at
-        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (where no larger, or no
-        smaller, bias has another HM: at that infinite bias) and `..._unseen_only` (bias +inf);
-        `n_seen, n_unseen, topk, protocol`.
+        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (at `bias`) and
+        `..._unseen_only` (bias +inf); `n_seen, n_unseen, topk, protocol`.
 
         `confidence`, as 0.95, adds `<metric>_low` and `<metric>_high`, percentiles over 1,000
         seeded bootstrap resamples, and `unit`, what these draw: an "image", which answers for
@@ -293,11 +293,8 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     both = (sweep_a._images(), sweep_b._images())
 
     # Resamples are drawn in the order in which the images were given, which both share.
-    order = both[0].turns.order
-    composition = np.empty_like(both[0].composition)
-    composition[order] = both[0].composition
-    seen = np.empty_like(both[0].turns.seen)
-    seen[order] = both[0].turns.seen
+    composition = _as_given(both[0], both[0].composition)
+    seen = _as_given(both[0], both[0].turns.seen)
     _warn_of_a_missing_half(int(seen.sum()), len(seen))
 
     def headlines(counts, unit):  # of both: two lists of 4
@@ -357,9 +354,7 @@ def _check_comparable(sweep_a, sweep_b):
     targets = []
     for sweep in (sweep_a, sweep_b):
         images = sweep._images()
-        target = np.empty(len(images.kept), int)
-        target[images.turns.order] = images.kept[:, TARGET]
-        targets.append(target)
+        targets.append(_as_given(images, images.kept[:, TARGET].astype(int)))
     if len(targets[0]) != len(targets[1]):
         raise ValueError(f"the numbers of images differ, {len(targets[0])} and "
                          f"{len(targets[1])}: {must}")
@@ -368,6 +363,13 @@ def _check_comparable(sweep_a, sweep_b):
         row = different.argmax()
         raise ValueError(f"targets differ, first in row {row} ({targets[0][row]} and "
                          f"{targets[1][row]}): {must}, in the same order")
+
+
+def _as_given(images, values):
+    """Values (N,) in the order of the Images, back in the order in which these were given."""
+    given = np.empty_like(values)
+    given[images.turns.order] = values
+    return given
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, gather=None):
@@ -380,19 +382,18 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
     processes have blocks of their own, hands each the list of what all of them give it.
     """
     whole = BiasSweep(seen, candidates=candidates)
-    feasibility = _array("feasibility", feasibility, "fiu", whole.seen.shape).astype(float)
-    thresholds = _array("thresholds", thresholds, "fiu", (None,)).astype(float)
-    if not len(thresholds):
-        raise ValueError("feasibility and thresholds must be numbers, got no threshold")
-    if np.isnan(feasibility).any() or np.isnan(thresholds).any():
-        raise ValueError("feasibility and thresholds must be numbers, got nan")
-    if gather is not None and not callable(gather):
-        raise ValueError(f"gather must be a function or None, got {_in_words(gather)}")
+    feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
+    thresholds = _numbers("thresholds", thresholds, (None,))
+    try:
+        blocks = iter(blocks)
+    except TypeError:
+        raise ValueError("blocks must be an iterable of pairs (scores, target), "
+                         f"got {type(blocks).__name__}") from None
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
     levels = _levels(whole, feasibility, steps)
 
     parts = []
-    for block in _iterated(blocks):
+    for block in blocks:
         if not isinstance(block, (tuple, list)) or len(block) != 2:
             raise ValueError("blocks must be pairs (scores, target), as [(scores, target)]; "
                              f"got {type(block).__name__}")
@@ -416,12 +417,12 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None, g
 
     with ThreadPoolExecutor(THREADS) as pool:
         auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
-    return dict(threshold=steps[inverse], removed=levels.removed[inverse], auc=auc,
+    return dict(threshold=thresholds, removed=levels.removed[inverse], auc=auc,
                 auc_published=published)
 
 
 class Levels(NamedTuple):
-    """Which unseen candidates remain at each of T ascending thresholds, and how to use it.
+    """Which unseen candidates remain at each of T ascending thresholds.
 
     The level of a column is the last threshold at which it is kept, -1 if it never competes. The
     candidates of threshold i are those of level i or more, so the best unseen score at i is the
@@ -430,9 +431,9 @@ class Levels(NamedTuple):
     level: np.ndarray  # (P,)
     removed: np.ndarray  # (T,) share of the candidates that each threshold removes
     seen_group: Group
-    feasible: np.ndarray  # the most feasible columns, a sixteenth or more, ascending by level
-    runs: np.ndarray  # (R,) the levels among them
-    starts: np.ndarray  # (R,) where each begins in `feasible`
+    columns: np.ndarray  # (n,) those that compete at some threshold, ascending by level
+    occupied: np.ndarray  # (R,) their levels, each once
+    starts: np.ndarray  # (R,) where each of these begins in `columns`
 
     def reduce(self, block, target, scratch):
         """Best seen score (B,), whether it is the truth's; best unseen (B, T), the same; target."""
@@ -444,22 +445,11 @@ class Levels(NamedTuple):
                           self._truth_wins(block, target, best), target)
 
     def _best_unseen(self, block, scratch):
-        """The best score of an unseen candidate at each threshold: (B, T), -inf without any.
-
-        The most feasible columns compete at every threshold at which any other does. So of the
-        others only those above the best of these can matter: few, unless scores and feasibility
-        contradict each other.
-        """
+        """The best score of an unseen candidate at each threshold: (B, T), -inf without any."""
         best = np.full((len(block), len(self.removed)), -np.inf, block.dtype)
-        if not len(self.feasible):
-            return best
-        scores = _gather(block, self.feasible, scratch)
-        best[:, self.runs] = np.maximum.reduceat(scores, self.starts, axis=1)
-        above = np.flatnonzero(block > best.max(axis=1, keepdims=True))
-        rows, columns = np.divmod(above, block.shape[1])
-        competes = self.level[columns] >= 0
-        rows, columns = rows[competes], columns[competes]
-        np.maximum.at(best, (rows, self.level[columns]), block[rows, columns])
+        if len(self.columns):
+            scores = _gather(block, self.columns, scratch)
+            best[:, self.occupied] = np.maximum.reduceat(scores, self.starts, axis=1)
         return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
 
     def _truth_wins(self, block, target, best):
@@ -490,25 +480,9 @@ def _levels(whole, feasibility, steps):
     ending = np.bincount(level[unseen] + 1, minlength=len(steps) + 1)
     removed = np.cumsum(ending)[:len(steps)] / max(whole.candidates.sum(), 1)
 
-    # The most feasible sixteenth, and what shares a level with its first column.
-    order = np.argsort(level, kind="stable")
-    order = order[(level < 0).sum():]
-    runs, starts = np.unique(level[order], return_index=True)
-    if len(order):
-        first = np.searchsorted(starts, len(order) * 15 // 16, "right") - 1
-        order = order[starts[first]:]
-        runs = runs[first:]
-        starts = starts[first:] - starts[first]
-    return Levels(level, removed, whole._seen_group, order, runs, starts)
-
-
-def _iterated(blocks):
-    """The items of `blocks`, or a ValueError if it cannot be iterated."""
-    try:
-        return iter(blocks)
-    except TypeError:
-        raise ValueError("blocks must be an iterable of pairs (scores, target), "
-                         f"got {type(blocks).__name__}") from None
+    columns = np.argsort(level, kind="stable")[(level < 0).sum():]
+    occupied, starts = np.unique(level[columns], return_index=True)
+    return Levels(level, removed, whole._seen_group, columns, occupied, starts)
 
 
 # From scores to what is kept of an image.
@@ -789,13 +763,12 @@ def _metrics(images, counts, protocol, unit, average):
     values = dict(zip(HEADLINE, _headline(curve, area)))
     nan = float("nan")
     values |= {"hm_seen": nan, "hm_unseen": nan, "bias": nan}
-    judged_at = nan
     if not np.isnan(area):
         i = _best_entry(curve)
         values["hm_seen"] = float(curve.seen[i])
         values["hm_unseen"] = float(curve.unseen[i])
-        values["bias"], judged_at = _bias_of_entry(curve, i, protocol)
-    for when, bias in (("", 0.0), ("_at_best_hm", judged_at), ("_unseen_only", np.inf)):
+        values["bias"] = _bias_of_entry(curve, i, protocol)
+    for when, bias in (("", 0.0), ("_at_best_hm", values["bias"]), ("_unseen_only", np.inf)):
         for column, name in PRIMITIVES:
             values[name + when] = _accuracy(images.kept, column, bias, weights)
     return values
@@ -808,14 +781,13 @@ def _best_entry(curve):
 
 
 def _bias_of_entry(curve, i, protocol):
-    """A finite bias at which entry i of a curve holds, and the one to judge state and object at.
+    """A finite bias at which entry i of a curve holds.
 
-    Exact: midway to the bias where an accuracy next changes. At the ends of the curve any finite
-    bias is as good as another, but depends on the scale of the scores; the second is infinite.
+    Exact: midway to the bias where an accuracy next changes; 1 away from the only one, at the ends.
     """
     low = curve.bias[i]
     if protocol == "published":
-        return float(low), float(low)
+        return float(low)
     # Biases where only images without weight turn are no ends.
     changed = (curve.seen[i:] != curve.seen[i]) | (curve.unseen[i:] != curve.unseen[i])
     high = np.inf
@@ -823,15 +795,15 @@ def _bias_of_entry(curve, i, protocol):
         high = curve.bias[i + changed.argmax()]
 
     if low == -np.inf and high == np.inf:
-        return 0.0, 0.0
+        return 0.0
     if low == -np.inf:
-        return float(min(high - 1, 0.0)), -np.inf
+        return float(min(high - 1, 0.0))
     if high == np.inf:
-        return float(max(low + 1, np.nextafter(low, np.inf))), np.inf
+        return float(max(low + 1, np.nextafter(low, np.inf)))
     middle = float(low / 2 + high / 2)
     if not low < middle:  # neighbouring floats: the entry holds at the upper one
-        middle = float(high)
-    return middle, middle
+        return float(high)
+    return middle
 
 
 def _accuracy(kept, column, bias, weights):
@@ -923,6 +895,16 @@ def _array(name, values, kinds, shape, below=None):
     return values.astype(int)
 
 
+def _numbers(name, values, shape):
+    """A float64 array of a shape (None: any length) without nan; or a ValueError."""
+    numbers = _array(name, values, "fiu", shape).astype(float)
+    nans = int(np.isnan(numbers).sum())
+    if nans or not numbers.size:
+        raise ValueError(f"{name} must be one or more numbers, got {numbers.size}, {nans} of them "
+                         "nan")
+    return numbers
+
+
 def _is_number(array):
     """Whether an array is one real number."""
     return array.ndim == 0 and array.dtype.kind in "fiu" and not np.isnan(array)
@@ -943,8 +925,6 @@ def _checked_bias(bias):
     if not _is_number(number):
         raise ValueError(f"bias must be a number, got {_in_words(number.tolist())}; a report of "
                          "seen or unseen alone has none")
-    if number.dtype.kind in "iu" and int(float(number)) != int(number):
-        raise ValueError(f"bias must be a float64 number, got the integer {number}, which is none")
     return float(number)
 
 
@@ -1127,7 +1107,7 @@ def write_compositions(sweep, path, average="image"):
     curve = sweep.curve(average=average)
     best_bias = float("nan")
     if not np.isnan(curve.seen + curve.unseen).any():
-        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")[1]
+        best_bias = _bias_of_entry(curve, _best_entry(curve), "exact")
 
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]
@@ -1206,6 +1186,10 @@ def run(options):
     comparisons = {}
     if options.against:
         other = _sweep_of_files(options.against, options.topk)
+        if not np.array_equal(sweep.candidates, other.candidates):
+            warnings.warn(f"a has {sweep.candidates.sum():,} candidates, b "
+                          f"{other.candidates.sum():,}, not the same: the differences below are "
+                          "also those of the candidates")
         confidence = 0.95 if options.confidence is None else options.confidence
         for protocol in PROTOCOLS:
             comparisons[protocol] = compare(sweep, other, confidence, unit, protocol=protocol,
@@ -1260,5 +1244,6 @@ if __name__ == "__main__":
         from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
-        pass
+        if hasattr(signal, "SIGPIPE"):  # Windows has none
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly once `| head` has enough
     main()

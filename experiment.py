@@ -42,12 +42,13 @@ RESULTS = ("metrics.json", "best.pt", "curves.npz", "predictions.csv", "composit
            "feasibility.csv")
 BEST = dict(model=str, config=dict, weights=dict, settings=dict, states=list, objects=list,
             seen=torch.Tensor, named=torch.Tensor, feasibility=torch.Tensor, closed=torch.Tensor,
-            threshold=float, bias=dict)  # what best.pt holds
+            threshold=float, bias=dict, temperature=dict)  # what best.pt holds
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
+CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
 # What is expected of settings, other than that they are finite.
 POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate",
             "negatives", "width", "gating_lr")
@@ -120,6 +121,62 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
     return float(thresholds[np.argmax(auc)]), curve
 
 
+def calibrate(model, features, target, seen, candidates, bias):
+    """The temperature T of each candidate set, name -> float: softmax((score + bias·[unseen]) / T)
+    over the candidates is then an answer's probability.
+
+    Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
+    bias on the unseen. One number needs few images: of many, every so-manyth is scored.
+    """
+    count = min(len(features), max(1, CALIBRATION // seen.size))
+    chosen = np.linspace(0, len(features) - 1, count).astype(int)
+    target = target[chosen]
+    model.eval()
+    with torch.no_grad():
+        blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
+        scores = torch.cat([block for _, block in blocks])
+    device = scores.device
+    is_unseen = torch.as_tensor(~seen.ravel(), device=device)
+    temperatures = {}
+    for name, mask in candidates.items():
+        columns = torch.as_tensor(np.flatnonzero(mask), device=device)
+        images = np.flatnonzero(mask[target])  # those whose truth is a candidate
+        ranked = (scores + bias[name] * is_unseen)[torch.as_tensor(images, device=device)]
+        place = np.cumsum(mask) - 1            # of a candidate among the candidates
+        truths = torch.as_tensor(place[target[images]], device=device)
+        temperatures[name] = fit_temperature(ranked[:, columns], truths)
+    return temperatures
+
+
+@torch.no_grad()
+def fit_temperature(scores, target):
+    """T > 0 with which softmax(scores / T) gives the truths the greatest likelihood (temperature
+    scaling), a float; 1 where the scores of no image differ.
+
+    scores (N, P), target (N,) columns. One more image is counted to which every answer is equally
+    right, so that T is above 0 even where the truth always has the greatest score.
+    """
+    if not len(scores) or not (scores.std(1, correction=0) > 0).any():
+        return 1.0
+    # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope is the mean
+    # score that the softmax expects, less that of the truths; its curvature, the mean variance.
+    of_truth = scores.gather(1, target[:, None]).mean()
+    wanted = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
+    sharpness = 1 / scores.std(1, correction=0).mean()  # b
+    for _ in range(40):
+        shares = (sharpness * scores).softmax(1)
+        expected = (shares * scores).sum(1, keepdim=True)
+        variance = (shares * (scores - expected).square()).sum(1).mean()
+        newton = sharpness - (expected.mean() - wanted) / variance.clamp_min(1e-30)
+        # Far from the end a step of Newton's may lead astray: at most to half or to the double.
+        better = newton.clamp(sharpness / 2, sharpness * 2)
+        change = float(better / sharpness - 1)
+        sharpness = better
+        if abs(change) < 1e-3:
+            break
+    return float(1 / sharpness)
+
+
 def unseen_shown(target, seen):
     """The unseen compositions that targets (N,) show, ascending indices."""
     shown = np.unique(target)
@@ -188,6 +245,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         bias[name] = validation[name]["exact"]["bias"]
         if not math.isfinite(bias[name]):
             bias[name] = 0.0
+    temperature = calibrate(model, *arrays["val"], seen, masks["val"], bias)
     test = {}
     decided = {}
     curves = {}
@@ -214,8 +272,9 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     sizes = {}
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
-    metrics = dict(validation=validation, threshold=threshold, bias=bias, test=test,
-                   mask_basis=basis, open_auc_interval=interval, truth=known,
+    metrics = dict(validation=validation, threshold=threshold, bias=bias,
+                   temperature=temperature, test=test, mask_basis=basis,
+                   open_auc_interval=interval, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return Measured(metrics, decided, curves, masks["test"])
@@ -296,7 +355,7 @@ def write_best(path, model, settings, dataset, rho, metrics):
         seen=torch.as_tensor(dataset.seen), named=torch.as_tensor(named),
         feasibility=torch.as_tensor(rho),
         closed=torch.as_tensor(dataset.candidates("test")), threshold=metrics["threshold"],
-        bias=metrics["bias"])
+        bias=metrics["bias"], temperature=metrics["temperature"])
     if contents["model"] == "Members":
         contents["model"] = "CompCos"
     with common.writing(path, "wb") as file:
@@ -325,7 +384,7 @@ def versions():
     about = Path("/proc/cpuinfo")
     if about.exists():
         machine = re.search("model name\\s*: (.*)|$", about.read_text())[1] or machine
-    machine += f", {torch.get_num_threads()} threads"
+    machine += f", {data.count(torch.get_num_threads(), 'thread')}"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
@@ -551,8 +610,8 @@ def say_how_spread(dataset, settings, seeds, device, together):
                    f"images and {dataset.seen.size:,} compositions, so few that one process alone "
                    "is likely faster; several seeds are where more processes help")
     if processes > len(seeds) and not together:
-        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}: "
-                   f"{processes - len(seeds)} of them have nothing to train")
+        common.say(f"note: {processes} processes for {data.count(len(seeds), 'seed')}, "
+                   f"with nothing to train for {processes - len(seeds)} of them")
 
 
 def run_seeds(train_seed, dataset, settings, seeds, out, together, job):
@@ -661,8 +720,9 @@ def check_best(contents):
                              f"expected {kind} {shape}")
     for candidates in CANDIDATE_SETS:
         value_at(contents, float, "bias", candidates)
+        value_at(contents, float, "temperature", candidates)
     numbers = [("feasibility", contents["feasibility"]), ("threshold", contents["threshold"])]
-    for part in ("weights", "config", "settings", "bias"):
+    for part in ("weights", "config", "settings", "bias", "temperature"):
         numbers += contents[part].items()
     for name, value in numbers:
         if isinstance(value, (float, torch.Tensor)) and not torch.as_tensor(value).isfinite().all():
@@ -672,11 +732,22 @@ def check_best(contents):
 def read_rows(path):
     """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
     row is cut off: what is left of its last number would pass for another one."""
-    with reading(path, "expected a .csv in UTF-8; make it anew, or restore it"):
+    with reading(path, "expected a .csv in UTF-8 with all its lines; make it anew, or restore it"):
         content = Path(path).read_bytes()
-        if not content.endswith(b"\n"):
-            raise ValueError("its last line has no line end, as where a file is cut off")
+        if not content.endswith(b"\n") and not _ends_in_a_whole_number(content):
+            raise ValueError("it may be cut off: its last line has no line end")
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+
+
+def _ends_in_a_whole_number(content):
+    """Whether every row of a table, the last one without a line end, too, ends in a number of as
+    many decimals: then none of them is cut off."""
+    rows = content.splitlines()[1:]
+    decimals = set()
+    for row in rows:
+        number = re.search(rb"\.(\d+)$", row)
+        decimals.add(len(number[1]) if number else 0)
+    return len(rows) > 1 and len(decimals) == 1 and decimals != {0}
 
 
 def read_feasibility(path, states, objects):
@@ -699,7 +770,8 @@ def read_feasibility(path, states, objects):
                              "state, object, feasibility with a row for each composition of this "
                              "data") from None
     if not np.isfinite(scores).all():
-        raise ValueError(f"{path}: {int((~np.isfinite(scores)).sum())} scores are not finite")
+        raise ValueError(f"{path}: scores that are not finite: "
+                         f"{int((~np.isfinite(scores)).sum()):,}")
     return scores
 
 
@@ -970,22 +1042,25 @@ def choose_rivals(dataset, world):
         return "all"
     if world == "open":
         print(f"note: {share:.0%} of all compositions are seen in training, and validation has "
-              f"{count} unseen ones, fewer than {FEW_COMPOSITIONS}: the seen alone compete in "
-              "training (--rivals all: the unseen, too)")
+              f"{data.count(count, 'unseen one')}, fewer than {FEW_COMPOSITIONS}: the seen alone "
+              "compete in training (--rivals all: the unseen, too)")
     return "seen"
 
 
 def steps_to_epochs(chosen, images):
     """Put epochs and warm-up where a recipe counts in steps, so that all sizes of data train alike.
+
+    An epoch of its is several passes over small data, also where --epochs says how many.
     """
     steps = chosen.pop("steps", None)
     warmup_steps = chosen.pop("warmup_steps", None)
     patience_steps = chosen.pop("patience_steps", None)
     batch = min(chosen["batch_size"], images)
     steps_an_epoch = math.ceil(images / batch)
-    if chosen["epochs"] is None:
+    if steps is not None:
         chosen["passes"] = math.ceil(LEAST_STEPS * batch / images)
         steps_an_epoch = math.ceil(images * chosen["passes"] / batch)
+    if chosen["epochs"] is None:
         chosen["epochs"] = max(LEAST_EPOCHS, math.ceil(steps / steps_an_epoch))
         if patience_steps and chosen.get("patience") is None:
             chosen["patience"] = max(LEAST_PATIENCE, math.ceil(patience_steps / steps_an_epoch))

@@ -8,8 +8,7 @@ and word vectors:
     python feasibility.py --pairs train_pairs.txt --vectors glove.6B.300d.txt [--explain wet cat]
 
 S states, O objects, D the size of their vectors; the composition (s, o) is entry [s, o] of an
-(S, O) array. Arrays are anything NumPy understands; from PyTorch pass
-`embedding.detach().cpu().numpy()`.
+(S, O) array. Arrays are anything NumPy understands, and torch tensors.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import gzip
 import json
 import operator
 import re
+import signal
 import sys
 import warnings
 import zlib
@@ -279,8 +279,8 @@ def _cosines(vectors, name):
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(bad):
-        raise ValueError(f"{name}: {len(bad)} rows, first row {bad[0]}, are zero or not finite; "
-                         "give each a direction")
+        raise ValueError(f"{name}: rows that are zero or not finite: {len(bad)}, first row "
+                         f"{bad[0]}; give each a direction")
     unit = vectors / lengths
     cosines = unit @ unit.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
@@ -292,8 +292,12 @@ def _array(value, name):
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost; fill it first")
     try:
+        if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or without
+            value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":  # NumPy has none; float32 holds each exactly
+                value = value.float()
         return np.asarray(value)
-    except Exception as error:  # ragged lists, tensors with gradients or on a GPU: many types
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ragged lists, say
         raise ValueError(f"{name} is no array: {error}") from None
 
 
@@ -518,52 +522,46 @@ def read_vectors(path, states, objects, words, *, missing="error"):
     """
     if missing not in ("error", "random", "mean"):
         raise ValueError(f'missing is {missing!r}; expected "error", "random" or "mean"')
-    looked_up = {name: words.get(name, name) for name in [*states, *objects]}
+    names = [*states, *objects]
+    looked_up = [words.get(name, name) for name in names]
     _check_plain(path)
-    if _is_archive(path):
+    if str(path).endswith(".npz") or _begins_with(path, b"PK"):
         kind = "npz"
         state_table, object_table = _npz_tables(path)
     else:
-        kind, state_table = _text_table(path, looked_up.values())
+        kind, state_table = _text_table(path, looked_up)
         object_table = state_table
 
-    state_words = [looked_up[name] for name in states]
-    object_words = [looked_up[name] for name in objects]
-    complete = _complete(state_words, state_table, kind)
-    complete += _complete(object_words, object_table, kind)
-    absent = [name for name, found in zip([*states, *objects], complete) if not found]
+    count = len(states)
+    state_readings = [_first_complete(name, state_table, kind) for name in looked_up[:count]]
+    object_readings = [_first_complete(name, object_table, kind) for name in looked_up[count:]]
+    absent = []
+    for name, reading in zip(names, state_readings + object_readings):
+        if any(vector is None for _, vector in reading):
+            absent.append(name)
     if absent and missing == "error":
         raise ValueError(f"{path} has no vector for {', '.join(absent)}; with --names, other words "
                          "can stand for them, with --missing random or mean, made-up vectors")
     if absent:
         warnings.warn(f"{path} has no vector for {', '.join(absent)}: {missing} vectors stand in",
                       stacklevel=2)
-    wanted = _wanted(looked_up.values(), kind)
-    state_vectors = _rows(state_words, state_table, kind, missing, wanted, path)
-    object_vectors = _rows(object_words, object_table, kind, missing, wanted, path)
-    return state_vectors, object_vectors
+    wanted = sorted(_wanted(looked_up, kind))
+    return (_rows(state_readings, state_table, wanted, missing, path),
+            _rows(object_readings, object_table, wanted, missing, path))
 
 
-def _complete(names, table, kind):
-    """Whether each name has a vector."""
-    complete = []
-    for name in names:
-        _, vectors = _first_complete(name, table, kind)
-        complete.append(all(vector is not None for vector in vectors))
-    return complete
-
-
-def _rows(names, table, kind, missing, wanted, path):
-    """(names, D): the mean of each name's words, missing ones replaced as `missing` says."""
-    known = np.array([table[word] for word in sorted(wanted) if word in table])    # (words, D)
+def _rows(readings, table, wanted, missing, path):
+    """(readings, D): the mean of each one's words, missing ones replaced as `missing` says."""
+    known = np.array([table[word] for word in wanted if word in table])    # (words, D)
     if not len(known):
         raise ValueError(f"{path} has none of these names: nothing to take {missing} vectors from")
     rows = []
-    for name in names:
-        words, vectors = _first_complete(name, table, kind)
-        for place, word in enumerate(words):
-            if vectors[place] is None:
-                vectors[place] = _stand_in(word, known, missing)
+    for reading in readings:
+        vectors = []
+        for word, vector in reading:
+            if vector is None:
+                vector = _stand_in(word, known, missing)
+            vectors.append(vector)
         rows.append(np.mean(vectors, axis=0))
     return np.stack(rows)
 
@@ -617,16 +615,16 @@ def _wanted(names, kind):
 def _first_complete(name, table, kind):
     """The first reading with a vector for every word, else the last one.
 
-    -> its words and their vectors, None for a missing one.
+    -> pairs of a word and its vector, None for a missing one.
     """
     for words in _readings(name, kind):
-        vectors = []
+        reading = []
         for word in words:
             found = [table[spelling] for spelling in _spellings(word, kind) if spelling in table]
-            vectors.append(found[0] if found else None)
-        if all(vector is not None for vector in vectors):
+            reading.append((word, found[0] if found else None))
+        if all(vector is not None for _, vector in reading):
             break
-    return words, vectors
+    return reading
 
 
 def _text_table(path, names):
@@ -662,11 +660,15 @@ def _vector_of(numbers, dim, where, word):
         raise ValueError(f"{where}: {word.decode()!r} needs {dim} numbers, not {text!r}") from None
 
 
+def _begins_with(path, magic):
+    """Whether these bytes begin a file."""
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
 def _opened(path):
     """The file in binary, unpacked on the way if it is gzip."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
+    if _begins_with(path, b"\x1f\x8b"):
         return gzip.open(path)
     return open(path, "rb")
 
@@ -690,14 +692,6 @@ def _shape_of_text(head, path):
     lines = [line for line in lines if line.strip()][:100]
     widths = Counter(len(line.split()) - 1 for line in lines)
     return "glove", max(widths.most_common(1)[0][0], 1), start
-
-
-def _is_archive(path):
-    """Whether a file calls itself an .npz or begins as one."""
-    if str(path).endswith(".npz"):
-        return True
-    with open(path, "rb") as file:
-        return file.read(2) == b"PK"
 
 
 def _npz_tables(path):
@@ -817,26 +811,20 @@ def _read_json(path, expected, fits):
 
 
 def _is_word(value):
-    """Whether it is what --names gives for a name."""
+    """Whether it is what a JSON file gives for a name."""
     return isinstance(value, str)
 
 
 def _is_table(value):
-    """Whether it is a table {name: [most, least]} with at least one row."""
+    """Whether it is {name: [most, least]} with at least one row, both of them lists of names."""
     if not isinstance(value, dict) or not value:
         return False
-    return all(_is_row(row) for row in value.values())
-
-
-def _is_row(row):
-    """Whether it is [most, least], both of them lists of names."""
-    if not isinstance(row, list) or len(row) != 2:
-        return False
-    for names in row:
-        if not isinstance(names, list):
+    for row in value.values():
+        if not isinstance(row, list) or len(row) != 2:
             return False
-        if not all(isinstance(name, str) for name in names):
-            return False
+        for names in row:
+            if not isinstance(names, list) or not all(map(_is_word, names)):
+                return False
     return True
 
 
@@ -1151,5 +1139,6 @@ if __name__ == "__main__":
         from common import command  # quiet Ctrl-C, closed pipes; a copied file works without
         main = command(main)
     except ImportError:
-        pass
+        if hasattr(signal, "SIGPIPE"):  # Windows has none
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly once `| head` has enough
     main()

@@ -12,17 +12,12 @@ import argparse
 import copy
 import glob
 import hashlib
-import io
 import os
 import re
-import tempfile
 import time
-import warnings
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +28,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import nn
 
 import data
@@ -45,6 +40,15 @@ WEIGHTS_DIGITS = 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+TURNS = {  # orientation -> what turns the photo upright, as PIL.ImageOps.exif_transpose does
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
 
 
@@ -52,7 +56,7 @@ NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loop
 
 
 def _crop(image):
-    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+    """PIL image -> tensor (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
 
     Rounded as torchvision rounds.
     """
@@ -66,12 +70,13 @@ def _crop(image):
     image = image.resize(size, Image.Resampling.BILINEAR)
     left = round((image.width - 224) / 2)
     top = round((image.height - 224) / 2)
-    return np.array(image.crop((left, top, left + 224, top + 224)))
+    return torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224))))
 
 
 def _thumbnail(image):
-    """PIL image -> (16,16,3) uint8, each pixel the mean colour of its area."""
-    return np.array(data.rgb(image).resize((16, 16), Image.Resampling.BOX))
+    """PIL image -> tensor (16,16,3) uint8, each pixel the mean colour of its area."""
+    small = data.rgb(image).resize((16, 16), Image.Resampling.BOX)
+    return torch.from_numpy(np.array(small))
 
 
 def _normalise(crops):
@@ -92,7 +97,7 @@ def preprocess(image):
     times 255). Orientation tags are ignored, as in published features: apply
     `PIL.ImageOps.exif_transpose` first if they should count.
     """
-    return _normalise(torch.from_numpy(_crop(image))[None])[0].contiguous()
+    return _normalise(_crop(image)[None])[0].contiguous()
 
 
 def pixels(image):
@@ -100,7 +105,7 @@ def pixels(image):
 
     The feature of the built-in dataset.
     """
-    return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
+    return _standardise(_thumbnail(image)[None])[0].numpy()
 
 
 def _standardise(crops):
@@ -240,8 +245,8 @@ def _download_weights(path):
         os.replace(unchecked, path)
     except (OSError, ValueError) as error:
         raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} "
-                      f"elsewhere and put it at {path}, or name the file by --weights FILE"
-                      ) from error
+                      f"elsewhere and put it at {path}, or name the file by --weights FILE; "
+                      "training needs no weights with --features FILE") from error
 
 
 def pick_device(name="auto"):
@@ -274,116 +279,66 @@ class _Photo(NamedTuple):
     """What reading an image file told."""
 
     problem: str | None     # why it cannot be read
-    is_turned: bool         # an orientation tag says that it is not stored upright
-    digest: str             # equal for files of equal bytes
+    digest: str = ""        # equal for files of equal bytes
+    is_turned: bool = False  # an orientation tag says that it is not stored upright
+    pixels: torch.Tensor | None = None  # what is to become a row of a batch
 
 
-def _decode(path, crop, shrink, upright, limit=None):
-    """Write what `shrink` makes of one image file into an array, unless it cannot be read: _Photo.
+def _orientation(image):
+    """An image's EXIF tag of orientation; 1, upright, where there is none that can be read."""
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of damaged tags all sorts; the picture beside them may be whole
+        return 1
+
+
+def _decode(path, shrink, upright, limit=None):
+    """Read an image file, and let `shrink` make a tensor of the PIL image: _Photo.
 
     limit: the most pixels of an image as it is, or with its short side brought to 256.
     """
-    path = Path(path)
-    digest = ""
-    is_turned = False
-    try:
-        if not path.exists():
-            raise FileNotFoundError("not there")
-        if not path.is_file():
-            raise OSError("no plain file")
-        content = path.read_bytes()
-        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-        with Image.open(io.BytesIO(content)) as image:
-            data.check_pixels(image.size, limit)
-            is_turned = image.getexif().get(ORIENTATION, 1) in range(2, 9)
-            if upright:
-                image = ImageOps.exif_transpose(image)
-            crop[:] = shrink(image)
-    except Exception as error:  # decoders of broken files raise all sorts
-        return _Photo(data.unreadable_because(path, error), is_turned, digest)
-    return _Photo(None, is_turned, digest)
+    content = {}
 
+    def read(image):
+        content["digest"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+        orientation = _orientation(image)
+        content["is_turned"] = orientation in TURNS
+        if upright and orientation in TURNS:
+            image = image.transpose(TURNS[orientation])
+        content["pixels"] = shrink(image)
 
-@contextmanager
-def _pixel_limit(max_pixels):
-    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
-
-    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
-    the limit is refused, so Pillow's is lifted, and its warning silent, for the time being.
-    """
-    if max_pixels is not None and max_pixels < 1:
-        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
-    pillows = Image.MAX_IMAGE_PIXELS
-    limit = max_pixels
-    if limit is None and pillows is not None:
-        limit = 2 * pillows
-    Image.MAX_IMAGE_PIXELS = limit
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            yield limit
-    finally:
-        Image.MAX_IMAGE_PIXELS = pillows
+    problem = data.no_photo(path, read, limit)
+    return _Photo(problem, **content)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
 
 
-class _Recipe(NamedTuple):
-    """How images become features."""
-
-    shrink: Callable                # PIL image -> what fills a place
-    room: Callable                  # number of images -> as many places, for threads to fill
-    gather: Callable                # places, which of them are good -> a batch on the CPU
-    network: Callable               # that batch on the device -> (B, F)
-
-
 def _recipe(backbone, own_preprocess, device):
-    """The recipe of a module, any callable, or "pixels"; with the caller's preprocessing or ours.
+    """How images become features, as two functions: PIL image -> tensor, batch of these -> (B, F).
 
-    The caller's module stays where and as it is.
+    backbone: a module, which stays where and as it is, any callable, or "pixels".
     """
     if isinstance(backbone, nn.Module):
         backbone = copy.deepcopy(backbone).to(device).eval()
     if own_preprocess is not None:
-        # A transform's tensors may have any shape, so that places are lists of one tensor.
+
         def shrink(image):
             tensor = own_preprocess(data.rgb(image))
             if not torch.is_tensor(tensor):
                 raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
-            return [tensor]
+            return tensor
 
-        return _Recipe(shrink, lambda count: [[None] for _ in range(count)], _stack, backbone)
-
-    shrink = _crop
-    shape = (224, 224, 3)
-
-    def network(crops):
-        return backbone(_normalise(crops))
-
+        return shrink, backbone
     if isinstance(backbone, str):
         if backbone != "pixels":
             raise ValueError(f"backbone {backbone!r}: expected a module, a callable or 'pixels'")
-        shrink = _thumbnail
-        shape = (16, 16, 3)
-        network = _standardise
-
-    def room(count):
-        return torch.empty((count, *shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
-
-    return _Recipe(shrink, room, _choose, network)
+        return _thumbnail, _standardise
+    return _crop, lambda crops: backbone(_normalise(crops))
 
 
-def _choose(crops, is_good):
-    """Of (B,...) crops those that are good, without a copy if all are."""
-    if all(is_good):
-        return crops
-    return crops[is_good]
-
-
-def _stack(places, is_good):
-    """Of lists of one tensor each those that are good, as one tensor (B, ...)."""
-    tensors = [place[0] for place, good in zip(places, is_good) if good]
+def _stack(tensors):
+    """Tensors of one shape as one tensor (B, ...)."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError("preprocess makes tensors of several shapes, expected one: "
@@ -410,33 +365,31 @@ def _behind(items, count):
     yield from begun
 
 
-class _Batch(NamedTuple):
-    """Images on their way through the network."""
+def _launch(network, device, names, answers):
+    """Wait for the decoding of a batch and start the network on it.
 
-    photos: dict[str, _Photo]
-    good: list[str]                 # names of the images that could be read
-    features: torch.Tensor          # (good, F), on the CPU once `copied` has happened
-    copied: torch.cuda.Event | None
-
-
-def _launch(recipe, device, names, places, answers):
-    """Wait for the decoding of a batch and start the network on it: _Batch."""
+    Returns {name: _Photo}, the features (G, F) of the G images that could be read, on the CPU once
+    an event of CUDA has happened, and that event or None.
+    """
     photos = {name: answer.result() for name, answer in zip(names, answers)}
     good = [name for name in names if photos[name].problem is None]
     if not good:
-        return _Batch(photos, good, torch.zeros(0, 0), None)
+        return photos, torch.zeros(0, 0), None
     gpu = device.type == "cuda"
-    batch = recipe.gather(places, [photos[name].problem is None for name in names])
+    batch = _stack([photos[name].pixels for name in good])
+    if gpu and not batch.is_cuda:
+        batch = batch.pin_memory()
     # The same numbers each time, and those of the CPU as far as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exact:
-        features = recipe.network(batch.to(device, non_blocking=gpu))
+        features = network(batch.to(device, non_blocking=gpu))
         if not torch.is_tensor(features) or features.ndim != 2 or len(features) != len(good):
             shape = tuple(features.shape) if torch.is_tensor(features) else type(features).__name__
-            raise ValueError(f"the backbone makes {shape} of {len(good)} images, not (B, F)")
+            raise ValueError(f"the backbone makes {shape} of {data.count(len(good), 'image')}, "
+                             "not (B, F)")
         features = features.float().to("cpu", non_blocking=gpu)
     copied = torch.cuda.current_stream(device).record_event() if gpu else None
-    return _Batch(photos, good, features, copied)
+    return photos, features, copied
 
 
 def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
@@ -452,7 +405,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
     data.register_plugins()
     device = pick_device(device)
-    recipe = _recipe(backbone, own_preprocess, device)
+    shrink, network = _recipe(backbone, own_preprocess, device)
     names = list(files)
     if progress is None:
         progress = common.Progress("extracting", len(names), "images")
@@ -462,24 +415,20 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
 
     def begin(first):
         chosen = names[first:first + batch_size]
-        places = recipe.room(len(chosen))
-        # Arrays share the memory of the tensor's rows.
-        rooms = places.numpy() if torch.is_tensor(places) else places
-        answers = []
-        for name, place in zip(chosen, rooms):
-            answers.append(pool.submit(_decode, files[name], place, recipe.shrink, upright, limit))
-        return chosen, places, answers
+        answers = [pool.submit(_decode, files[name], shrink, upright, limit) for name in chosen]
+        return chosen, answers
 
     decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
-    launched = _behind((_launch(recipe, device, *batch) for batch in decoded), 1)
+    launched = _behind((_launch(network, device, *batch) for batch in decoded), 1)
     try:
         with progress:
-            for batch in launched:
-                if batch.copied:
-                    batch.copied.synchronize()
-                yield dict(zip(batch.good, batch.features.numpy())), batch.photos
-                broken = count_broken(len(batch.photos) - len(batch.good))
-                progress.update(len(batch.photos), _note(broken))
+            for photos, features, copied in launched:
+                if copied:
+                    copied.synchronize()
+                good = [name for name, photo in photos.items() if photo.problem is None]
+                yield dict(zip(good, features.numpy())), photos
+                broken = count_broken(len(photos) - len(good))
+                progress.update(len(photos), _note(broken))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -492,9 +441,9 @@ def _note(broken):
 def _check(broken, total, skip, where=""):
     """ValueError naming the images {name: why} of `total` without features, unless skipped."""
     if broken and (not skip or len(broken) == total):
-        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: "
-                         f"{data.some_with_reasons(broken, 20)}; mend them or leave them out, as "
-                         "--skip-broken does with those of a dataset")
+        raise ValueError(f"{where}no features of {len(broken):,} of "
+                         f"{data.count(total, 'image')}: {data.some_with_reasons(broken, 20)}; "
+                         "mend them, or leave them out by --skip-broken")
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False,
@@ -521,7 +470,7 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
         backbone = load_backbone()
     rows = {}
     broken = {}
-    with _pixel_limit(max_pixels) as limit:
+    with data.pixel_limit(max_pixels) as limit:
         for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
                                          respect_orientation, limit, preprocess):
             rows.update(features)
@@ -583,10 +532,10 @@ def _read_cache(path):
     return _Cache(path, str(stored.get("key")), str(stored.get("weights", "")), rows)
 
 
-def _write_cache(cache, dtype):
+def _write_cache(cache):
     """Write a file of cached features, whole or not at all."""
     rows = cache.rows.values()
-    features = np.stack([row.feature for row in rows]).astype(dtype)
+    features = np.stack([row.feature for row in rows])
     with common.writing(cache.path, "wb") as file:
         np.savez(file, files=list(cache.rows), features=features, key=cache.key,
                  weights=cache.weights, stamps=[row.stamp for row in rows],
@@ -624,17 +573,15 @@ def _writable_place(dataset, cache, fallback):
         places = places[:1]
     for place in places:
         try:
+            common.check_writable(place.parent, "--cache DIR")
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place.parent):
-                pass
         except OSError as error:
             problem = error
             continue
-        if place.parent in (dataset.folder, Path(cache or dataset.folder)):
+        if place == places[0]:
             return place, []
         return place, [f"{dataset.folder} cannot be written: features are cached in {place}"]
-    raise OSError(f"cannot cache features in {places[-1].parent} ({problem.strerror or problem}): "
-                  "name a folder that can be written by --cache DIR")
+    raise problem
 
 
 def _rows_of(caches, key, stamps):
@@ -676,8 +623,7 @@ def _choose_weights(weights, upright, caches, stamps):
     return None, own_key, _rows_of(caches, own_key, stamps)
 
 
-def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cache, fallback,
-             max_pixels):
+def _refresh(dataset, names, *, weights, device, batch_size, upright, cache, fallback, max_pixels):
     """Extract what a dataset's caches lack, or have with another key or of an older image.
 
     Goes on where a kill left it. Returns {name: _Row}, {name: why it cannot be read}, the key,
@@ -694,27 +640,20 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         return rows, {}, key, []
 
     path, notes = _writable_place(dataset, cache, fallback)
-    if dtype is None:
-        dtype = next((row.feature.dtype for row in rows.values()), np.float32)
     whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
-    if rank == 0 and rows and _partials(path):
-        # What other processes left goes into the first one's file before theirs are rewritten.
-        _write_cache(whole._replace(path=_partial(path, 0)), dtype)
-        for part in set(_partials(path)) - {_partial(path, 0)}:
-            part.unlink(missing_ok=True)
-    common.check_shared(path.parent)  # once the partial files there are one
-
+    common.check_shared(path.parent)
     share = {name: files[name] for name in todo[rank::common.processes()]}
-    mine = whole._replace(path=_partial(path, rank), rows=dict(rows) if rank == 0 else {})
+    # Each process keeps what all knew before, too: its file may replace the only one that had it.
+    mine = whole._replace(path=_partial(path, rank), rows=dict(rows))
     broken = {}
     if todo:
-        backbone = _load_in_turn(weights, caches)
+        backbone = _load_in_turn(weights)
         progress = common.Progress("extracting", len(todo), "images", together=True)
         count_broken = common.tally()
-        with _pixel_limit(max_pixels) as limit:
+        with data.pixel_limit(max_pixels) as limit:
             batches = _batches(share, backbone, device, batch_size, upright, limit,
                                progress=progress, count_broken=count_broken)
-            broken = _fill(mine, batches, stamps, dtype)
+            broken = _fill(mine, batches, stamps)
         common.show_until(progress, progress.add, len(todo), lambda: _note(count_broken(0)))
     for others in common.gather(broken):
         broken = broken | others
@@ -722,7 +661,7 @@ def _refresh(dataset, names, *, weights, device, batch_size, upright, dtype, cac
         parts = [_read_cache(part) for part in _partials(path)]
         rows = rows | _rows_of(parts, key, stamps) | mine.rows
         if rows:
-            _write_cache(whole._replace(rows=rows), dtype)
+            _write_cache(whole._replace(rows=rows))
         for part in _partials(path):
             part.unlink(missing_ok=True)
     common.gather("the cache is whole")
@@ -741,27 +680,17 @@ def _found_caches(dataset, cache, fallback):
     return caches
 
 
-def _load_in_turn(weights, caches):
-    """`load_backbone`; of several processes the first one alone downloads the weights.
-
-    Where that fails for lack of weights, caches of other weights are mentioned.
-    """
+def _load_in_turn(weights):
+    """`load_backbone`; of several processes the first one alone downloads the weights."""
     if common.rank() > 0:
         common.gather("the weights are there")
-    try:
-        backbone = load_backbone(weights)
-    except OSError as error:
-        others = [f"{cache.path} ({len(cache.rows):,} images, {cache.key})" for cache in caches]
-        if not others:
-            raise
-        raise OSError(f"{error}; cached features, not of all images as they are now or of other "
-                      f"weights or preprocessing, are in {data.some(others)}") from error
+    backbone = load_backbone(weights)
     if common.rank() == 0:
         common.gather("the weights are there")
     return backbone
 
 
-def _fill(cache, batches, stamps, dtype):
+def _fill(cache, batches, stamps):
     """Add what batches bring to the cache's rows, saving it now and then and whatever happens.
 
     Returns {name: why it cannot be read}.
@@ -775,15 +704,14 @@ def _fill(cache, batches, stamps, dtype):
                 if photo.problem is not None:
                     broken[name] = photo.problem
                     continue
-                feature = features[name].astype(dtype)
-                cache.rows[name] = _Row(feature, stamps[name], photo.is_turned, photo.digest)
+                cache.rows[name] = _Row(features[name], stamps[name], photo.is_turned, photo.digest)
             if time.monotonic() - saved > SAVE_EVERY and len(cache.rows) > known:
-                _write_cache(cache, dtype)
+                _write_cache(cache)
                 saved = time.monotonic()
     finally:  # of an interrupted extraction too
         if len(cache.rows) > known:
             with common.signals_held():
-                _write_cache(cache, dtype)
+                _write_cache(cache)
     return broken
 
 
@@ -801,15 +729,15 @@ def _check_shared(dataset, todo):
 
 
 def load_features(dataset, *, file=None, weights=None, device="auto", batch_size=64,
-                  respect_orientation=False, skip_broken=False, dtype=None, cache=None,
-                  fallback=None, max_pixels=None):
+                  respect_orientation=False, skip_broken=False, cache=None, fallback=None,
+                  max_pixels=None):
     """Features of a dataset's images: (dataset, {phase: (N,F) float32}, what they are, for people).
 
     From `file` (.npz with `files` and `features` in any order, or the same by torch.save), else
     from features.npz or resnet18_featurers.t7 in the folder, else extracted with ResNet-18 and
-    `weights` (see `load_backbone`) and cached in features.npz as `dtype` (float32, the default, or
-    float16). Such a cache is brought up to date when images were added, changed or removed, or
-    when weights or preprocessing are others; any other features.npz is taken as it is.
+    `weights` (see `load_backbone`) and cached in features.npz. Such a cache is brought up to date
+    when images were added, changed or removed, or when weights or preprocessing are others; any
+    other features.npz is taken as it is.
 
     cache: another folder for the cache. fallback: the folder for it if the dataset's cannot be
     written, which a note says; without it that is an OSError, before the extraction.
@@ -827,8 +755,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", batch_size
     if source is None:
         rows, broken, about, notes = _refresh(
             dataset, names, weights=weights, device=device, batch_size=batch_size,
-            upright=respect_orientation, dtype=dtype, cache=cache, fallback=fallback,
-            max_pixels=max_pixels)
+            upright=respect_orientation, cache=cache, fallback=fallback, max_pixels=max_pixels)
         features_of = {name: row.feature for name, row in rows.items()}
     else:
         stored = data.read_features(source, names)
@@ -865,8 +792,9 @@ def _finished_source(dataset, names, file, cache, fallback):
         return None
     if found:  # a cache that travelled without its images
         return found[0]
-    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and in images/ none of "
-                            f"{len(names):,} images; put them there, or give --features FILE")
+    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and none of "
+                            f"{data.count(len(names), 'image')} there or in images/; put them "
+                            "there, or give --features FILE")
 
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
@@ -880,7 +808,8 @@ def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip
         source = _finished_source(dataset, names, file, cache, fallback)
         if source is None and not skip_broken:
             there = {name for name in names if dataset.path(name).exists()}
-            obstacles += data.missing(names, there, "not found in images/")
+            where = f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/"
+            obstacles += data.missing(names, there, where)
     except FileNotFoundError as error:
         obstacles.append(str(error))
     is_begun = any(place.exists() for place in _cache_places(dataset, cache, fallback))
@@ -893,7 +822,8 @@ def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip
     if path.exists():
         return obstacles, []
     return obstacles, [f"ResNet-18's weights, which are not at {path}, will be fetched from "
-                       f"{WEIGHTS_URL} unless --weights FILE names them"]
+                       f"{WEIGHTS_URL} unless --weights FILE names them; --features FILE does "
+                       "without"]
 
 
 def weights_behind(dataset, about, *, cache=None, fallback=None):
@@ -922,17 +852,16 @@ def _table(images, features_of):
 
 def _check_numbers(dataset, features, where):
     """Notes on features of zeros alone; ValueError: features that are not finite."""
-    wrong = {}
+    wrong = {}  # dicts as sets that keep the order
     zero = {}
     for phase, images in dataset.images.items():
-        is_finite = np.isfinite(features[phase]).all(1)
         is_zero = ~features[phase].any(1)
-        wrong |= {images[row]: True for row in np.flatnonzero(~is_finite)}
-        zero |= {images[row]: True for row in np.flatnonzero(is_zero)}
+        wrong.update(dict.fromkeys(data.not_finite(images, features[phase])))
+        zero.update(dict.fromkeys(images[row] for row in np.flatnonzero(is_zero)))
     if wrong:
         where = where or f"{dataset.folder}: "
-        raise ValueError(f"{where}features of {len(wrong):,} images are not finite: "
-                         f"{data.some(wrong, 20)}")
+        raise ValueError(f"{where}features of {data.count(len(wrong), 'image')} are not "
+                         f"finite: {data.some(wrong, 20)}")
     if zero:
         return [f"{data.count(len(zero), 'image')} with features of zeros alone, which tell "
                 f"nothing: {data.some(zero)}"]
@@ -1004,7 +933,6 @@ def main(argv=None):
     add("--batch-size", type=int, default=64, help="images at a time (default: 64)")
     add("--respect-orientation", action="store_true", help="turn photos upright by their EXIF tag")
     add("--skip-broken", action="store_true", help="go on without images that cannot be read")
-    add("--half", action="store_true", help="cache as float16, half the space")
     add("--cache", metavar="DIR", help="a folder for the cache (default: the dataset's)")
     add("--max-pixels", type=int, metavar="N",
         help="read photos of up to N pixels (default: 179 million)")
@@ -1013,8 +941,7 @@ def main(argv=None):
     dataset, features, about = load_features(
         given, weights=options.weights, device=options.device, batch_size=options.batch_size,
         respect_orientation=options.respect_orientation, skip_broken=options.skip_broken,
-        dtype=np.float16 if options.half else None, cache=options.cache,
-        max_pixels=options.max_pixels)
+        cache=options.cache, max_pixels=options.max_pixels)
     for note in dataset.notes[len(given.notes):]:
         print(note)
     shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())

@@ -304,7 +304,8 @@ def load(folder):
     with result(folder, "log.csv") as path:
         log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
-            raise ValueError(f"{len(log['epoch'])} epochs, the best is {run['best_epoch']}")
+            raise ValueError(f"{data.count(len(log['epoch']), 'epoch')}, the best is "
+                             f"{run['best_epoch']}")
     run["folder"] = folder
     run["log"] = log
     run["seconds"] = float(log["seconds"].sum())
@@ -580,7 +581,8 @@ def answers_of(run, images):
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
         if columns["image"].tolist() != list(images):
-            raise ValueError(f"{len(rows)} rows, expected one for each of {len(images)} images")
+            raise ValueError(f"{data.count(len(rows), 'row')}, expected one for each of "
+                             f"{data.count(len(images), 'image')}")
     return columns
 
 
@@ -1101,7 +1103,8 @@ def about(results, argv, settings, options, failed):
     images = ", ".join(f"{count:,} {phase}" for phase, count in settings["images"].items())
     lines = [
         f"Made by `python reproduce.py {shlex.join(argv)}` on {'; '.join(sorted(made_by))}.",
-        f"{len(runs)} runs of {len(options.seeds)} seed(s) were trained in {duration}.", "",
+        f"{data.count(len(runs), 'run')} of {data.count(len(options.seeds), 'seed')}, trained in "
+        f"{duration}.", "",
         f"Data: {settings['dataset']}, {settings['states']} states, {settings['objects']} objects, "
         f"{settings['seen']} seen compositions, images: {images}.",
         f"Features: {settings['backbone']}. Word vectors (CompCos): "
@@ -1144,7 +1147,7 @@ def findings(results, cells):
         sentences += find_recipes(cells["strong"]["open"])
     if results.of("tmn"):
         negatives = results.first("tmn")["settings"]["negatives"]
-        sentences.append(f"TMN had {negatives} negatives an image (published: 600).")
+        sentences.append(f"TMN had {data.count(negatives, 'negative')} an image (published: 600).")
     return sentences
 
 
@@ -1309,11 +1312,11 @@ def main(argv=None):
     if common.rank() > 0:
         return
     if not runs:
-        raise ValueError(f"all {len(failed)} runs failed: see {log_file(failed[0])}")
+        raise ValueError(f"no run of {len(failed)} came to its end: see {log_file(failed[0])}")
     with common.alone():
         write_report(collect(prepared, out, runs), argv, settings, options, failed)
     if failed:
-        print(f"{len(failed)} runs failed:", file=sys.stderr)
+        print(f"{data.count(len(failed), 'run')} failed:", file=sys.stderr)
         for job in failed:
             print(f"  {job.name}, seed {job.seed}: {log_file(job)}", file=sys.stderr)
         raise SystemExit(1)

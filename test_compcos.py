@@ -235,6 +235,17 @@ def test_published_files_load(tmp_path):
     for wrong in ({"weight": torch.zeros(3)}, {"net": 3}, {"a": "b"}):
         with pytest.raises(ValueError, match="not a published CompCos"):
             load_published(wrong)
+    other = weights | {"projection.weight": torch.zeros(20, 41)}
+    with pytest.raises(ValueError, match="size mismatch") as raised:
+        load_published(other)
+    assert "\n" not in str(raised.value)
+
+
+def test_published_parameters_in_float64_keep_their_digits():
+    weights, _, _ = golden()
+    weights = {name: torch.as_tensor(value).double() + 1e-12 for name, value in weights.items()}
+    model = load_published(weights)
+    assert torch.equal(model.projection.weight, weights["projection.weight"])
 
 
 def test_cosines_of_chosen_pairs():
@@ -265,7 +276,10 @@ def test_predict_ranks_by_biased_cosine():
     assert not model.training and predict(model.train(), x) and model.training
     for wrong, message in (
         (dict(k=0), "k 0"),
+        (dict(k=2.0), "k 2.0"),
         (dict(bias=np.inf), "inf"),
+        (dict(bias="0.3"), "bias is '0.3'"),
+        (dict(candidates=allowed.reshape(7, 5)), r"\(7, 5\).*\(S, O\) \(5, 7\)"),
         (dict(candidates=np.ones(3, bool)), "35"),
         (dict(candidates=np.zeros(35, bool)), "0 allowed"),
     ):
@@ -274,6 +288,97 @@ def test_predict_ranks_by_biased_cosine():
     for wrong in (x[:, :3], x * torch.nan):
         with pytest.raises(ValueError, match="trained on"):
             predict(model, wrong)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["list", ">f4", ">f8", "F", "read-only", "reversed"])
+def test_arrays_of_any_layout_give_the_same_predictions_and_models(kind):
+    def given(values):
+        values = np.asarray(values)
+        if kind == "list":
+            return values.tolist()
+        if kind == "F":
+            return np.asfortranarray(values)
+        if kind == "reversed":
+            return values[::-1].copy()[::-1]
+        if kind == "read-only":
+            values = values.copy()
+            values.flags.writeable = False
+            return values
+        if values.dtype.kind == "f":
+            return values.astype(kind)
+        return values.astype(values.dtype.newbyteorder(">"))
+
+    model, x, _, _ = small()
+    pairs = [[0, 1], [4, 6]]
+    for found, expected in zip(predict(model, given(x)), predict(model, x)):
+        np.testing.assert_array_equal(found, expected)
+    assert torch.equal(model.cosines(x, given(pairs)), model.cosines(x, pairs))
+    assert torch.equal(model.embed_compositions(given(pairs)), model.embed_compositions(pairs))
+    states, objects = model.states.detach(), model.objects.detach()
+    assert torch.equal(CompCos(given(states), given(objects), 3).states, states)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, ">i8"])
+def test_the_loss_takes_targets_of_any_integer_kind(dtype):
+    model, x, target, seen = small()
+    cosines = model(x).detach()
+    expected = compcos_loss(cosines, target, scale=20.0, seen=seen)
+    found = compcos_loss(cosines, target.numpy().astype(dtype), scale=20.0, seen=seen.numpy())
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(seen=torch.ones(5, 7, dtype=torch.uint8)), "seen torch.uint8"),
+        (dict(seen=torch.ones(35, dtype=torch.bool)), r"seen torch.bool \(35,\)"),
+        (dict(target=torch.zeros(9)), "target torch.float32"),
+        (dict(target=torch.zeros(8, dtype=torch.int64)), r"\(8,\)"),
+        (dict(cosines=torch.zeros(9, 35)), r"cosines \(9, 35\)"),
+        (dict(margin=torch.zeros(7, 5)), r"margin has shape \(7, 5\)"),
+        (dict(cosines=np.zeros((9, 5, 7), complex)), "complex128"),
+    ],
+)
+def test_the_loss_says_which_array_does_not_fit(wrong, message):
+    model, x, target, seen = small()
+    right = dict(cosines=model(x).detach(), target=target, seen=seen, margin=torch.zeros(5, 7))
+    assert compcos_loss(**right, scale=20.0) > 0
+    with pytest.raises(ValueError, match=message):
+        compcos_loss(**right | wrong, scale=20.0)
+
+
+@pytest.mark.parametrize("world", ["open", "closed"])
+@pytest.mark.parametrize(
+    "seen, message",
+    [
+        (np.ones((5, 7), np.uint8), "seen is torch.uint8"),
+        (np.ones((7, 5), bool), r"\(7, 5\).*expected bool \(5, 7\)"),
+        (np.ones(35, bool), r"\(35,\)"),
+        (np.zeros((5, 7), bool), "with 0 seen"),
+    ],
+)
+def test_training_says_what_seen_must_be(seen, message, world):
+    model, _, _, _ = small()
+    with pytest.raises(ValueError, match=message):
+        model.set_training(seen, world=world)
+
+
+@pytest.mark.parametrize("pairs", [[0, 1], [[0.0, 1.0]], np.zeros((2, 5), int), [[True, False]]])
+def test_pairs_are_two_integers_each(pairs):
+    model, x, _, _ = small()
+    with pytest.raises(ValueError, match="expected integers"):
+        model.cosines(x, pairs)
+    with pytest.raises(ValueError, match="expected integers"):
+        model.embed_compositions(pairs)
+
+
+def test_no_composition_has_a_negative_index():
+    model, x, _, _ = small()
+    with pytest.raises(IndexError):
+        model.cosines(x, [[-1, 0]])
+    with pytest.raises(IndexError):
+        model.embed_compositions([[-1, 0]])
 
 
 @pytest.mark.parametrize(

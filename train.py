@@ -56,10 +56,21 @@ CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluatio
 WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
 
 
+def as_tensor(values, device=None):
+    """A tensor of numbers: a tensor as it is, an array or a list copied, whatever its byte order or
+    layout. ValueError: no numbers."""
+    if torch.is_tensor(values):
+        return values.to(device or values.device)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {array.dtype} {array.shape}: expected real numbers")
+    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
+
+
 def primitive_vectors(state_vectors, object_vectors):
     """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none,
     not finite."""
-    vectors = [torch.as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
+    vectors = [as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
     for rows in vectors:
         if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel():
             shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
@@ -471,14 +482,14 @@ def check_training(model, features, targets, epochs, batch_size):
     """ValueError for what training cannot use."""
     count = len(model.states) * len(model.objects)
     if epochs < 1 or batch_size < 1:
-        raise ValueError(f"{epochs} epochs of batches of {batch_size}: expected at least 1 of each")
+        raise ValueError(f"epochs {epochs}, batch size {batch_size}: expected at least 1 of each")
     if not len(features) or len(features) != len(targets):
-        raise ValueError(f"{len(features)} features and {len(targets)} targets: expected as many, "
-                         "one or more")
+        raise ValueError(f"features of {data.count(len(features), 'image')} and targets of "
+                         f"{len(targets):,}: expected as many, one or more")
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
-        raise ValueError(f"features of {broken} of {len(features)} images are not finite: repair "
-                         "them or leave them out")
+        raise ValueError(f"features of {broken:,} of {data.count(len(features), 'image')} are not "
+                         "finite: repair them or leave them out")
     if targets.min() < 0 or targets.max() >= count:
         raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * "
                          f"O + o, 0 to {count - 1}")
@@ -502,16 +513,17 @@ def check_model(model, features, seen):
                          "baselines.Compared needs only loss, score and config")
     primitives = (len(model.states), len(model.objects))
     if primitives != seen.shape:
-        raise ValueError(f"{name} has {primitives[0]} states and {primitives[1]} objects: expected "
-                         f"{seen.shape[0]} and {seen.shape[1]}, as its word vectors have rows")
+        raise ValueError(f"{name} has {data.count(primitives[0], 'state')} and "
+                         f"{data.count(primitives[1], 'object')}: expected {seen.shape[0]} and "
+                         f"{seen.shape[1]}, as its word vectors have rows")
     was_training = model.training
     model.eval()
     scores = model.score(features[:2], model.compositions())
     model.train(was_training)
     expected = (len(features[:2]), *seen.shape)
     if tuple(scores.shape) != expected:
-        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for {expected[0]} images: "
-                         f"expected (B, S, O), here {expected}")
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} for "
+                         f"{data.count(expected[0], 'image')}: expected (B, S, O), here {expected}")
     rho = np.shape(model.feasibility(seen))
     if rho != seen.shape:
         raise ValueError(f"{name}.feasibility gives {rho}: expected (S, O), here {seen.shape}")
@@ -611,9 +623,9 @@ def continue_run(run, state, out):
     history."""
     threads = state["threads"]
     if threads != torch.get_num_threads():
-        warnings.warn(f"{out / 'last.pt'} was made with {threads} threads, and this process has "
-                      f"{torch.get_num_threads()}: sums are rounded differently, so numbers may "
-                      "differ",
+        warnings.warn(f"{out / 'last.pt'} was made with {data.count(threads, 'thread')}, and this "
+                      f"process has {torch.get_num_threads()}: sums are rounded differently, so "
+                      "numbers may differ",
                       stacklevel=2)
     with reading(out / "last.pt", "leave --resume out, or give another --out"):
         run.go_on(state, run.model.states.device)
@@ -639,7 +651,7 @@ def load_last(out, settings, epochs):
         raise ValueError(f"{path} is of another run ({data.some(differ)}): give the same options "
                          "and data, another --out, or leave --resume out")
     if state["epoch"] > epochs:
-        raise ValueError(f"{path} is past {epochs} epochs, at {state['epoch']}: give --epochs "
+        raise ValueError(f"{path} is past epoch {epochs}, at {state['epoch']}: give --epochs "
                          f"{state['epoch']} or more")
     return state
 
@@ -688,6 +700,8 @@ def load_file(path, kinds):
     with reading(path, "expected a checkpoint of this project (published ones: by "
                  "compcos.load_published)"):
         contents = torch.load(path, weights_only=True, map_location="cpu")
+        if not isinstance(contents, dict):
+            raise ValueError(f"it holds a {type(contents).__name__}")
         for name, kind in kinds.items():
             value_at(contents, kind, name)
     return contents

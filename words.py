@@ -285,8 +285,7 @@ def _read(names, path):
         if dim < 1:
             raise ValueError(f"its vectors have {dim} numbers, expected 1 or more")
     except UNREADABLE as error:
-        why = "arrays of objects, expected plain ones" if "allow_pickle" in str(error) else error
-        raise ValueError(f"cannot read word vectors from {path}: {why}") from error
+        raise ValueError(f"cannot read word vectors from {path}: {error}") from error
     return shape.kind, found, dim
 
 
@@ -425,8 +424,8 @@ def _read_text(file, wanted, tick, shape):
                 continue
             entry, *numbers = line.rsplit(None, shape.dim)
             if len(numbers) != shape.dim:
-                raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, expected "
-                                 f"{shape.dim} as of the first words")
+                raise ValueError(f"{word.decode()!r} has a vector of size {len(numbers)}, "
+                                 f"expected {shape.dim} as of the first words")
             if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
                 found[keys[word]] = np.array([float(number) for number in numbers], np.float32)
         tick()
@@ -618,7 +617,7 @@ def _read_npz(file, wanted, tick, shape):
 def _plain_array(arrays, name):
     """An array of an .npz. ValueError: it holds Python objects, whose loading could run code."""
     try:
-        return arrays[name]
+        return np.asarray(arrays[name])  # bytes where it is no array
     except ValueError as error:
         raise ValueError(f"{name} cannot be read, as where it holds Python objects: save names as "
                          "np.array(names, str), vectors as np.array(vectors, float)") from error

@@ -70,6 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         elif name != "no ranges" and start:
             self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         else:
             start = 0
             self.send_response(200)
@@ -448,15 +449,13 @@ def of_method(archive, name, method):
     return bytes(body)
 
 
-def test_members_that_cannot_be_opened_are_named_and_the_archive_stays(tmp_path):
-    files = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
-    body = of_method(encrypted(zipped(files), "images/1.jpg"), "images/2.jpg", 97)
-    (tmp_path / "a.zip").write_bytes(body)
-    with pytest.raises(
-        ValueError, match="2 files encrypted.*1.jpg .*encrypted.*2.jpg .*another program"
-    ):
-        download.unpack(tmp_path / "a.zip", tmp_path, download.plan_layout)
-    assert tree(tmp_path) == {"a.zip": body}
+def test_a_member_that_cannot_be_opened_is_named_and_the_archive_stays(tmp_path):
+    whole = zipped({**layout(), "images/1.jpg": b"1"})
+    for body in encrypted(whole, "images/1.jpg"), of_method(whole, "images/1.jpg", 97):
+        (tmp_path / "a.zip").write_bytes(body)
+        with pytest.raises(ValueError, match="images/1.jpg is encrypted or .* another program"):
+            download.unpack(tmp_path / "a.zip", tmp_path, download.plan_layout)
+        assert tree(tmp_path) == {"a.zip": body}
 
 
 @pytest.mark.parametrize("moves", range(5))

@@ -24,6 +24,7 @@ import evaluate
 import experiment
 import features as image_features
 import drawings
+import reproduce
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
@@ -296,7 +297,7 @@ def test_resume_refuses_what_changed(toy, tmp_path, capsys, change, message):
 def test_resume_refuses_fewer_epochs_and_seeds_must_differ(toy, tmp_path, capsys):
     out = run("--dataset", toy, "--out", tmp_path / "run")
     for options, message in (
-        (["--resume", "--epochs", "2"], "past 2 epochs"),
+        (["--resume", "--epochs", "2"], "past epoch 2"),
         (["--seed", "3", "3"], "different"),
         (["--seed", "-1"], "seeds"),
     ):
@@ -825,6 +826,19 @@ def test_a_feasibility_that_is_none(tmp_path, content):
         experiment.read_feasibility(path, ["old"], ["cat"])
 
 
+def test_a_feasibility_without_its_last_line_end_is_whole_or_cut_off(tmp_path):
+    """As many decimals as in the other rows: nothing is cut off."""
+    path = tmp_path / "feasibility.csv"
+    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000"
+    path.write_text(whole)
+    scores = experiment.read_feasibility(path, ["old"], ["cat", "dog"])
+    assert scores.tolist() == [[0.25, 1.0]]
+    for cut in range(1, 9):
+        path.write_text(whole[:-cut])
+        with pytest.raises(ValueError, match="may be cut off"):
+            experiment.read_feasibility(path, ["old"], ["cat", "dog"])
+
+
 def test_an_unwritable_out_is_found_before_the_features(toy, tmp_path, capsys, monkeypatch):
     def too_early(*_, **__):
         pytest.fail("features were asked for first")
@@ -843,8 +857,8 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
 
     def read(path):
         if path.suffix == ".npz":
-            data.check_archive(path)
-            with np.load(path) as archive:
+            with reproduce.result(path), np.load(path) as archive:
+                data.check_archive(path)
                 return {name: archive[name].tobytes() for name in archive}
         held = train.load_file(path, {})
         weights = {name: value.numpy().tobytes() for name, value in held["weights"].items()}
@@ -1056,3 +1070,82 @@ def test_no_patience_is_never_to_stop(toy, tmp_path):
         out = run("--dataset", toy, "--out", tmp_path / "out", "--epochs", 6, "--lr", 1e-12,
                   "--patience", patience, "--recipe", "published")
         assert (out / "log.csv").read_text().count("\n") == 1 + epochs
+
+
+def test_temperature_of_two_answers():
+    """Two answers, scores (g, 0), the first right in 14 of 19 images: with the image that is
+    counted more it is right in 14.5 of 20, and 1 / T is the log of its odds over g."""
+    gap = 0.3
+    scores = torch.tensor([[gap, 0.0]] * 19)
+    target = torch.tensor([0] * 14 + [1] * 5)
+    odds = 14.5 / 5.5
+    assert experiment.fit_temperature(scores, target) == pytest.approx(gap / math.log(odds), 1e-4)
+
+
+def test_temperature_is_the_likeliest():
+    """Against the likelihood itself, on a fine grid of temperatures; scores of any size."""
+    random = torch.Generator().manual_seed(0)
+    for size in (1e-3, 1.0, 300.0):
+        scores = size * torch.randn(400, 7, generator=random)
+        truth_of_model = (scores / (0.7 * size)).softmax(1).multinomial(1, generator=random)[:, 0]
+        found = experiment.fit_temperature(scores, truth_of_model)
+        grid = size * torch.linspace(0.4, 1.2, 801)
+        losses = []
+        for temperature in grid:
+            logs = (scores / temperature).log_softmax(1)
+            more = logs.mean()  # the image to which every answer is equally right
+            losses.append(logs.gather(1, truth_of_model[:, None]).sum() + more)
+        assert found == pytest.approx(float(grid[torch.stack(losses).argmax()]), abs=2e-3 * size)
+
+
+def test_temperature_at_its_limits():
+    """Always right: sure, but not without end. Worse than chance: no answer is likelier. Nothing to
+    tell it from: 1."""
+    scores = torch.eye(5)
+    right = experiment.fit_temperature(scores, torch.arange(5))
+    # of six images one is equally right for all: (5 + 1/5) / 6 is the share of the truth
+    share = (5 + 1 / 5) / 6
+    assert float((scores / right).softmax(1)[0, 0]) == pytest.approx(share, abs=1e-4)
+    wrong = experiment.fit_temperature(scores, (torch.arange(5) + 1) % 5)
+    assert wrong > 1e6
+    assert experiment.fit_temperature(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64)) == 1.0
+    nobody = torch.zeros(0, dtype=torch.int64)
+    assert experiment.fit_temperature(torch.zeros(0, 4), nobody) == 1.0
+    assert experiment.fit_temperature(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == 1.0
+
+
+def test_calibrate(toy):
+    """Each candidate set has the temperature of its own scores, with its bias; truths that are no
+    candidate do not count."""
+    dataset = data.load(str(toy))
+    random = np.random.default_rng(1)
+    features = torch.as_tensor(random.normal(size=(40, 30)).astype(np.float32))
+
+    class Given(torch.nn.Module):
+        """A model whose scores are the features."""
+
+        states = torch.zeros(5, 1)
+        objects = torch.zeros(6, 1)
+
+        def compositions(self):
+            return None
+
+        def score(self, features, compositions):
+            return features.reshape(-1, 5, 6)
+
+    target = random.integers(30, size=40)
+    seen = dataset.seen
+    masks = dict(open=np.ones(30, bool), some=random.random(30) < 0.6)
+    bias = dict(open=0.4, some=-1.0)
+    found = experiment.calibrate(Given(), features, target, seen, masks, bias)
+    for name, mask in masks.items():
+        rows = [i for i in range(40) if mask[target[i]]]
+        assert 0 < len(rows)
+        scores = []
+        for i in rows:
+            scores.append([features[i, c] + bias[name] * (not seen.flat[c])
+                           for c in range(30) if mask[c]])
+        place = {c: k for k, c in enumerate(np.flatnonzero(mask))}
+        truths = torch.tensor([place[target[i]] for i in rows])
+        expected = experiment.fit_temperature(torch.tensor(scores), truths)
+        assert found[name] == pytest.approx(expected, rel=1e-5)

@@ -105,10 +105,10 @@ def test_scores_take_any_floats_and_change_no_input():
     [
         (
             {"state_vectors": np.zeros((3, 2))},
-            "state_vectors: 3 rows, first row 0, are zero or not finite",
+            "state_vectors: rows that are zero or not finite: 3, first row 0",
         ),
-        ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "object_vectors: 1 rows, first row 1"),
-        ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "object_vectors: 1 rows, first row 2"),
+        ({"object_vectors": [[1, 1], [np.nan, 1], [1, 1]]}, "not finite: 1, first row 1"),
+        ({"object_vectors": [[1, 1], [1, 1], [np.inf, 1]]}, "not finite: 1, first row 2"),
         ({"state_vectors": [1, 2, 3]}, r"state_vectors has shape \(3,\)"),
         ({"state_vectors": np.ones((3, 0))}, "state_vectors has shape"),
         ({"state_vectors": np.ones((2, 3))}, r"seen is bool \(3, 3\); expected bool \(2, 3\)"),
@@ -537,7 +537,34 @@ def test_file_works_alone(files):
     )
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a pipe of Unix")
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_reader_that_has_enough_is_no_error(files, alone):
+    script = F.__file__
+    if alone:
+        script = files / "feasibility.py"
+        script.write_bytes(Path(F.__file__).read_bytes())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(script), "--pairs", "pairs.txt", "--vectors", "vectors.txt"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=files)
+    os.close(writer)
+    assert ended.stderr == b""
+
+
 # ---- what people bring (types, pair lists, vector files) ----
+
+
+def test_torch_tensors_are_as_good_as_arrays():
+    torch = pytest.importorskip("torch")
+    states, objects, seen = random_case(0, 0.3)
+    states = torch.from_numpy(states).to(torch.bfloat16).requires_grad_()
+    objects = torch.nn.Parameter(torch.from_numpy(objects))
+    arrays = (states.detach().double().numpy(), objects.detach().numpy())
+    scores = F.feasibility_scores(states, objects, torch.from_numpy(seen))
+    assert np.array_equal(scores, F.feasibility_scores(*arrays, seen))
+    tensor = torch.from_numpy(scores).requires_grad_()
+    assert np.array_equal(F.hard_mask(tensor, seen, 0.1), F.hard_mask(scores, seen, 0.1))
 
 
 def test_every_float_type_gives_the_mask_of_its_numbers():

@@ -326,7 +326,7 @@ def test_one_seed_together_leads_where_one_process_does(toy, done, tmp_path):
 def test_baselines_are_not_split(toy, done, tmp_path):
     run_one(*baseline_options(toy, tmp_path / "one"))
     two = said_by(done, "baseline")
-    assert two.count("(test, %)") == 1 and two.count("1 of them have nothing to train") == 1
+    assert two.count("(test, %)") == 1 and two.count("with nothing to train for 1 of them") == 1
     assert metrics_of(done / "baseline")[0] == metrics_of(tmp_path / "one")[0]
 
 

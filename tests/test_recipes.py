@@ -60,6 +60,7 @@ def test_lengths_are_counted_in_steps(images, passes, steps_an_epoch):
     given = compcos.STRONG | dict(epochs=7)
     experiment.steps_to_epochs(given, images)
     assert given["epochs"] == 7 and given["patience"] is None
+    assert (given["passes"], given["warmup"]) == (passes, chosen["warmup"])  # epochs are as long
 
 
 def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
@@ -107,6 +108,7 @@ def test_predictions_as_a_table(toy, tmp_path, capsys, monkeypatch):  # noqa: F8
     run(toy, tmp_path / "run", "--epochs", 1, "--members", 2)
     file = toy / "features.npz"
     table = tmp_path / "answers.csv"
+    best = torch.load(tmp_path / "run/best.pt")
     compcos.main(
         [
             "--checkpoint",
@@ -130,9 +132,10 @@ def test_predictions_as_a_table(toy, tmp_path, capsys, monkeypatch):  # noqa: F8
     assert len(rows) == 30 * len(stored["files"])
     expected = predict_images(model, stored["files"], stored["features"], top=30, candidates="open")
     assert [row["object"] for row in rows] == [row["object"] for row in expected]
-    logits = 2.6 * model(torch.as_tensor(stored["features"][:1])).detach().flatten()
-    shares = sorted(logits.softmax(0).tolist(), reverse=True)
-    found = sorted((float(row["probability"]) for row in rows[:30]), reverse=True)
+    ranked = model(torch.as_tensor(stored["features"][:1])).detach().flatten()
+    ranked += best["bias"]["open"] * ~best["seen"].flatten()
+    shares = (ranked / best["temperature"]["open"]).softmax(0).sort(descending=True).values
+    found = [float(row["probability"]) for row in rows[:30]]  # best first
     np.testing.assert_allclose(found, shares, rtol=1e-4, atol=1e-7)
     for options, message in (
         (["--top", "0"], "--top is 0"),

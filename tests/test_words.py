@@ -257,6 +257,15 @@ def test_missing_words_stand_in(write):
         word_vectors(["midcalf"], path, missing="mean")
 
 
+def zipped(*members):
+    """A .zip of (name, content)."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
 def archive(**arrays):
     """The bytes of an .npz."""
     file = io.BytesIO()
@@ -272,7 +281,8 @@ def archive(**arrays):
         ("old 0.1 0.2".encode("utf-16"), "in UTF-16: save it as UTF-8"),
         (archive(names=np.array(["old"], object), vectors=np.ones((1, 2))), "np.array.names, str."),
         (b"PK\x03\x04 no zip", "not a zip file"),
-        (b"old 0.1 0.2\nnew 0.1\n", "'new' has 1 numbers, expected 2"),
+        (zipped(("names.npy", b"old"), ("vectors.npy", b"1 2")), "convert"),
+        (b"old 0.1 0.2\nnew 0.1\n", "'new' has a vector of size 1, expected 2"),
         (b"old 0.1 0.2\nnew 0.1 x\n", "convert"),
         (b"old 0.1 0.2\nnew nan 1\n", "NaN"),
         (gzip.compress(text(rows()))[:-9], "ended before"),
@@ -344,15 +354,6 @@ def test_every_primitive_has_a_vector():
 
 
 # ---- what people bring ----
-
-
-def zipped(*members):
-    """A .zip of (name, content)."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members:
-            archive.writestr(name, content)
-    return buffer.getvalue()
 
 
 BOM = b"\xef\xbb\xbf"
