@@ -287,10 +287,10 @@ def report(job, done):
           file=sys.stdout if is_finished(job) else sys.stderr)
 
 
-def result(folder, name):
+def result(path):
     """`train.reading` of a result of a run; gives what to do where it is damaged."""
-    return reading(folder / name, f"remove {folder / 'metrics.json'}, and the same command makes "
-                   "the results of this run anew")
+    return reading(path, f"remove {path.with_name('metrics.json')}, and the same command makes the "
+                   "results of this run anew")
 
 
 def load(folder):
@@ -299,9 +299,9 @@ def load(folder):
     log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
     """
     run = read_json(folder / "metrics.json")
-    with result(folder, "metrics.json"):
+    with result(folder / "metrics.json"):
         check_metrics(run)
-    with result(folder, "log.csv") as path:
+    with result(folder / "log.csv") as path:
         log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
             raise ValueError(f"{data.count(len(log['epoch']), 'epoch')}, the best is "
@@ -355,7 +355,7 @@ def read_log(path):
 
 def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
-    with result(run["folder"], "best.pt") as path:
+    with result(run["folder"] / "best.pt") as path:
         return compcos.CompCos.load(path, device)
 
 
@@ -576,7 +576,7 @@ def read_answers(closed_run, full_run, images):
 def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
-    with result(run["folder"], "predictions.csv") as path:
+    with result(run["folder"] / "predictions.csv") as path:
         rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
@@ -832,7 +832,7 @@ def draw_bias_curves(results, rows, looks, path):
 def read_curve(run, candidate_set):
     """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
     """
-    with result(run["folder"], "curves.npz") as path:
+    with result(run["folder"] / "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
             unseen = file[f"{candidate_set}_unseen"]
