@@ -659,7 +659,7 @@ def show(value, digits=1, scale=100):
 def grid(head, rows):
     """Lines of a Markdown table."""
     lines = []
-    for row in (head, ["---"] * len(head), *rows):
+    for row in (head, ["---" for _ in head], *rows):
         lines.append("| " + " | ".join(str(entry) for entry in row) + " |")
     lines.append("")
     return lines
