@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 import baselines
 import compcos
@@ -287,10 +287,10 @@ def report(job, done):
           file=sys.stdout if is_finished(job) else sys.stderr)
 
 
-def result(folder, name):
+def result(path):
     """`train.reading` of a result of a run; gives what to do where it is damaged."""
-    return reading(folder / name, f"remove {folder / 'metrics.json'}, and the same command makes "
-                   "the results of this run anew")
+    return reading(path, f"remove {path.with_name('metrics.json')}, and the same command makes the "
+                   "results of this run anew")
 
 
 def load(folder):
@@ -299,9 +299,9 @@ def load(folder):
     log: arrays (epochs,) by name. ValueError names the file that is not as the run left it.
     """
     run = read_json(folder / "metrics.json")
-    with result(folder, "metrics.json"):
+    with result(folder / "metrics.json"):
         check_metrics(run)
-    with result(folder, "log.csv") as path:
+    with result(folder / "log.csv") as path:
         log = read_log(path)
         if len(log["epoch"]) < run["best_epoch"]:
             raise ValueError(f"{data.count(len(log['epoch']), 'epoch')}, the best is "
@@ -355,7 +355,7 @@ def read_log(path):
 
 def model_of(run, device="cpu"):
     """The trained CompCos of a run. ValueError names its file, and what to do."""
-    with result(run["folder"], "best.pt") as path:
+    with result(run["folder"] / "best.pt") as path:
         return compcos.CompCos.load(path, device)
 
 
@@ -396,32 +396,27 @@ def cell(runs, *path):
     return dict(mean=float(values.mean()), std=float(values.std()), seeds=len(values))
 
 
-def report_cells(reports):
-    """{protocol: {column: cell}} of the reports of each seed, [{protocol: report}]."""
-    cells = {}
-    for protocol in PROTOCOLS:
-        cells[protocol] = {}
-        for column, key in ALL_COLUMNS.items():
-            cells[protocol][column] = cell(reports, protocol, key)
-    return cells
-
-
-def add_paper(cells, percents, columns):
-    """Put the paper's row and the difference from it (published protocol) beside our cells."""
-    cells["paper"] = {column: percent / 100 for column, percent in zip(columns, percents)}
-    cells["difference"] = {}
-    for column, value in cells["paper"].items():
-        cells["difference"][column] = cells["published"][column]["mean"] - value
-
-
 def accuracy_cells(results, table, reports, columns=COLUMNS):
-    """{label: cells} of {label: reports of each seed}, with the paper's rows of that table."""
+    """{label: {protocol: {column: cell}}} of {label: reports of each seed}, [{protocol: report}].
+
+    Beside them, where the paper's table has that row: its figures, and ours (published protocol)
+    less these.
+    """
     paper = results.paper.get(table, {})
     cells = {}
     for label, of_seeds in reports.items():
-        cells[label] = report_cells(of_seeds)
+        row = {}
+        for protocol in PROTOCOLS:
+            row[protocol] = {}
+            for column, key in ALL_COLUMNS.items():
+                row[protocol][column] = cell(of_seeds, protocol, key)
         if label in paper:
-            add_paper(cells[label], paper[label], columns)
+            row["paper"] = {}
+            row["difference"] = {}
+            for column, percent in zip(columns, paper[label]):
+                row["paper"][column] = percent / 100
+                row["difference"][column] = row["published"][column]["mean"] - percent / 100
+        cells[label] = row
     return cells
 
 
@@ -581,7 +576,7 @@ def read_answers(closed_run, full_run, images):
 def answers_of(run, images):
     """Columns of predictions.csv, (N,) str by name. ValueError names a file of other images."""
     columns = {}
-    with result(run["folder"], "predictions.csv") as path:
+    with result(run["folder"] / "predictions.csv") as path:
         rows = experiment.read_rows(path)
         for name in ("image", "truth", "open", "open_masked"):
             columns[name] = np.array([row[name] for row in rows], str)
@@ -664,7 +659,7 @@ def show(value, digits=1, scale=100):
 def grid(head, rows):
     """Lines of a Markdown table."""
     lines = []
-    for row in (head, ["---"] * len(head), *rows):
+    for row in (head, ["---" for _ in head], *rows):
         lines.append("| " + " | ".join(str(entry) for entry in row) + " |")
     lines.append("")
     return lines
@@ -837,7 +832,7 @@ def draw_bias_curves(results, rows, looks, path):
 def read_curve(run, candidate_set):
     """Accuracies (K,) on unseen and seen as the bias grows. ValueError names a file without them.
     """
-    with result(run["folder"], "curves.npz") as path:
+    with result(run["folder"] / "curves.npz") as path:
         data.check_archive(path)
         with np.load(path) as file:
             unseen = file[f"{candidate_set}_unseen"]
@@ -904,11 +899,14 @@ def contact_sheet(path, images, blocks):
     """
     from matplotlib.figure import Figure
 
+    data.register_plugins()  # of HEIC and AVIF
     rows = [math.ceil(len(items) / SHEET_COLUMNS) for items in blocks.values()]
     heights = [0.4 + 2.7 * count for count in rows]  # inches; a column is 2 wide
     figure = Figure(figsize=(2 * SHEET_COLUMNS, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
     with warnings.catch_warnings(record=True) as unwritten:
+        warnings.simplefilter("ignore")  # of large photos, say
+        warnings.filterwarnings("always", "Glyph")
         for part, count, (title, items) in zip(parts, rows, blocks.items()):
             if count == 0:
                 part.suptitle(f"{title.capitalize()}: no image")
@@ -930,12 +928,11 @@ def contact_sheet(path, images, blocks):
 def show_photo(cell, path):
     """Show a photo on axes, with room for three lines below it. ValueError names one that is none.
     """
-    problem = data.no_photo(path)
-    if problem:
-        raise ValueError(f"{path}: {problem}; restore the photo")
-    with Image.open(path) as photo:
-        photo = ImageOps.contain(data.rgb(photo), (PHOTO_SIDE, PHOTO_SIDE))
-    cell.imshow(photo, extent=(0, photo.width, 0, photo.height))
+    with reading(path, "restore the photo"), Image.open(path) as photo:
+        photo = data.rgb(photo)
+    photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
+    scale = PHOTO_SIDE / max(photo.size)
+    cell.imshow(photo, extent=(0, scale * photo.width, 0, scale * photo.height))
     cell.set(xlim=(0, PHOTO_SIDE), ylim=(-0.36 * PHOTO_SIDE, PHOTO_SIDE))
 
 
@@ -1078,15 +1075,9 @@ def has_matplotlib():
 
 # ---- the head of the report ----
 
-ABOUT = """{warning}Made by `python reproduce.py {command}` on {hardware}, with {versions}.
-{count} runs were trained in {duration}.{failed}
-
-Data: {dataset}, {states} states, {objects} objects, {seen} seen compositions, images: {images}.
-Features: {backbone}. Word vectors (CompCos): {vectors}.
-Candidates (validation and test; masked: by CompCos, first seed): {sizes}.
-
-Numbers are percent, mean ± standard deviation over {seeds} seed(s). Protocols: *exact* tries every
-bias on the unseen compositions, *published* the about 20 of the field's evaluator. S, U, HM: best
+ABOUT = """\
+Numbers are percent, mean ± standard deviation over the seeds. Protocols: *exact* tries every bias
+on the unseen compositions, *published* the about 20 of the field's evaluator. S, U, HM: best
 accuracy on seen and on unseen compositions, best harmonic mean over the biases; AUC: area under
 the curve of the first two. Sta., Obj.: accuracy of state and object of the predicted composition
 at bias 0 (among the unseen alone: in report.json).
@@ -1104,26 +1095,28 @@ def about(results, argv, settings, options, failed):
     runs = []
     for of_seeds in results.runs.values():
         runs += of_seeds.values()
-    versions = set()
+    made_by = set()
     for run in runs:
-        versions.add(", ".join(f"{name} {run['versions'][name]}" for name in VERSIONS))
-    warning = ""
-    if options.quick:
-        warning = "**Quick form of 3 epochs: the numbers mean nothing.**\n\n"
-    failures = ""
+        versions = [f"{name} {run['versions'][name]}" for name in VERSIONS]
+        made_by.add(", ".join([run["versions"]["machine"], *versions]))
+    duration = common.duration(sum(run["seconds"] for run in runs))
+    images = ", ".join(f"{count:,} {phase}" for phase, count in settings["images"].items())
+    lines = [
+        f"Made by `python reproduce.py {shlex.join(argv)}` on {'; '.join(sorted(made_by))}.",
+        f"{data.count(len(runs), 'run')} of {data.count(len(options.seeds), 'seed')}, trained in "
+        f"{duration}.", "",
+        f"Data: {settings['dataset']}, {settings['states']} states, {settings['objects']} objects, "
+        f"{settings['seen']} seen compositions, images: {images}.",
+        f"Features: {settings['backbone']}. Word vectors (CompCos): "
+        f"{', '.join(settings['vectors'])}.",
+        "Candidates (validation and test; masked: by CompCos, first seed): "
+        f"{candidate_sizes(results)}.", "", ABOUT]
     if failed:
         names = ", ".join(f"{job.name} (seed {job.seed})" for job in failed)
-        failures = f" **Failed, and left out of the numbers: {names}.**"
-    images = [f"{count:,} {phase}" for phase, count in settings["images"].items()]
-    hardware = {run["versions"]["machine"] for run in runs}
-    seconds = sum(run["seconds"] for run in runs)
-    facts = dict(
-        warning=warning, failed=failures, command=shlex.join(argv), count=len(runs),
-        hardware="; ".join(sorted(hardware)),
-        versions="; ".join(sorted(versions)), sizes=candidate_sizes(results),
-        duration=common.duration(seconds), images=", ".join(images),
-        seeds=len(options.seeds), vectors=", ".join(settings["vectors"]))
-    return ABOUT.format(**settings | facts)
+        lines.insert(2, f"**Failed, and left out of the numbers: {names}.**")
+    if options.quick:
+        lines = ["**Quick form of 3 epochs: the numbers mean nothing.**", "", *lines]
+    return "\n".join(lines)
 
 
 def candidate_sizes(results):

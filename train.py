@@ -700,6 +700,8 @@ def load_file(path, kinds):
     with reading(path, "expected a checkpoint of this project (published ones: by "
                  "compcos.load_published)"):
         contents = torch.load(path, weights_only=True, map_location="cpu")
+        if not isinstance(contents, dict):
+            raise ValueError(f"it holds a {type(contents).__name__}")
         for name, kind in kinds.items():
             value_at(contents, kind, name)
     return contents

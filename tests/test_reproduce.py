@@ -519,9 +519,22 @@ def test_a_photo_of_the_contact_sheet_that_is_none_is_named(toy, tmp_path):
     photo = tmp_path / "cut.png"
     photo.write_bytes((toy / "images/0.png").read_bytes()[:-20])
     blocks = {"both are wrong": [("cut.png", "a", "b", "c")]}
-    with pytest.raises(ValueError, match="cut.png: .*; restore the photo"):
+    with pytest.raises(ValueError, match="cut.png cannot be used .*; restore the photo"):
         reproduce.contact_sheet(tmp_path / "sheet.png", tmp_path, blocks)
     assert not (tmp_path / "sheet.png").exists()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5000, 1), (1, 900), (30, 40), (2000, 1500)])
+def test_photos_of_any_size_fill_their_place(tmp_path, size):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    Image.new("I;16", size, 65535).save(tmp_path / "white.png")  # white in 16 bits
+    cell = figure.subplots()
+    reproduce.show_photo(cell, tmp_path / "white.png")
+    shown, = cell.images
+    left, right, bottom, top = shown.get_extent()
+    assert (left, bottom) == (0, 0) and max(right, top) == reproduce.PHOTO_SIDE
+    assert right / top == pytest.approx(size[0] / size[1], rel=0.1) or min(shown.get_size()) == 1
+    assert (shown.get_array() == 255).all()
 
 
 def test_answers_stay_in_their_column_whatever_the_names():
