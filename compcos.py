@@ -86,7 +86,10 @@ class CompCos(nn.Module):
                 if not isinstance(checkpoint[part].get(name), kind):
                     raise ValueError(f"{path} is damaged: no {name} in its {part}; train anew, "
                                      "or restore the file")
-        weights = checkpoint.pop("weights")
+        weights = {}
+        for name, tensor in checkpoint.pop("weights").items():
+            if "training_loss." not in name:  # what a loss of your own has learnt scores nothing
+                weights[name] = tensor
         try:
             states = weights_of_first(weights, "states")
             objects = weights_of_first(weights, "objects")
@@ -201,7 +204,10 @@ class CompCos(nn.Module):
         if word_rate == 1:
             return [dict(params=list(self.parameters()), lr=lr)]
         words = [self.states, self.objects]
-        rest = [*self.projection.parameters(), *self.image_embedder.parameters()]
+        rest = []  # with what a loss of your own may learn
+        for name, parameter in self.named_parameters():
+            if name not in ("states", "objects"):
+                rest.append(parameter)
         return [dict(params=rest, lr=lr), dict(params=words, lr=lr * word_rate)]
 
 
@@ -362,7 +368,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     seen; None: only the seen compete. counts (S, O), not in the paper, is added to the logits of
     the seen: how often each is met in training. mixed, not in the paper, is two tensors (second
     target (B,), share (B,)) for images that are mixtures: the truth of each is its target to the
-    share, its second target to 1 - share. ValueError: other shapes or kinds.
+    share, its second target to 1 - share. ValueError: other shapes or kinds, or an unseen target
+    where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -390,12 +397,30 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     if counts is not None:
         counts = train.as_tensor(counts, seen.device).to(logits.dtype)
         logits = logits + torch.where(seen, counts, 0.0)
-    return mean_loss(logits.flatten(1), target.long(), mixed)
+    logits = logits.flatten(1)
+    target = target.long()
+    if margin is None:
+        # Who does not compete has no logit at all: an infinite one is more than some losses bear.
+        competes = seen.flatten()
+        if not competes[target].all():
+            raise ValueError("a target is an unseen composition, and without a margin only the "
+                             "seen compete: expected seen targets, or a margin")
+        position = competes.cumsum(0) - 1  # of a composition among those that compete
+        logits = logits[:, competes]
+        target = position[target]
+        if mixed is not None:
+            second, share = mixed
+            mixed = (position[second], share)
+    return mean_loss(logits, target, mixed)
 
 
 def image_losses(logits, target):
-    """The loss of each image (B,): logits (B, C), of which those of the truths, target (B,), should
-    be the greatest. Here the cross-entropy of Eq. 2 and 7."""
+    """The loss of each image (B,), here the cross-entropy of Eq. 2 and 7.
+
+    logits (B, P) of the P compositions that compete, all finite: all C, or the seen alone (in the
+    closed world, with `rivals` "seen", and in the first epoch of the open world). target (B,) int:
+    the column of the truth, whose logit should be the greatest.
+    """
     return nnf.cross_entropy(logits, target, reduction="none")
 
 
@@ -516,8 +541,9 @@ class TrainingLoss(nn.Module):
     the published code does. After each epoch ρ comes from the present embeddings, and α grows
     linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's α = 0). `plain` trains
     by `compcos_loss` as it stands, in both worlds, instead of the faster forms: the numbers are the
-    same up to rounding, so this is where to try a loss of your own. `rivals` "seen": the seen
-    compositions alone compete in the open world, too, in all epochs.
+    same up to rounding, so this is where to try a loss of your own (on CUDA eagerly: its shapes
+    change after the first epoch). `rivals` "seen": the seen compositions alone compete in the open
+    world, too, in all epochs.
 
     Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen) is
     added to the logits of the seen, n (S, O) = `images` of a composition in training (0 counts as
@@ -580,9 +606,10 @@ class TrainingLoss(nn.Module):
         mixed = None
         if self.mix_images:
             features, *mixed = mix_batch(features, target, self.mix_images)
-        if self.plain:  # where the seen compete alone, the penalty of the unseen stays infinite
+        if self.plain:
+            margin = self.penalty / self.scale if self.has_margins else None
             return compcos_loss(model(features), target, scale=self.scale, seen=self.seen,
-                                margin=self.penalty / self.scale, counts=self.offsets, mixed=mixed)
+                                margin=margin, counts=self.offsets, mixed=mixed)
         if self.seen_alone:
             return self.closed(model, features, target, mixed)
         penalty = self.penalty
@@ -620,6 +647,7 @@ class TrainingLoss(nn.Module):
     def set_penalty(self, margin):
         """In place, for a captured step reads it: what is taken from the logits; None: the seen
         compete alone."""
+        self.has_margins = margin is not None
         self.penalty.copy_(self.scale * _full_margin(self.seen, margin, self.penalty.dtype))
 
 
@@ -1048,7 +1076,7 @@ def add_options(parser):
     add("--warmup", type=int, metavar="E", help="epochs until α is reached; 0: at once")
     add("--mix", choices=list(MIXES), help="g of Eq. 5")
     add("--plain-loss", action="store_true",
-        help="train by compcos_loss as it stands, not by its fused form")
+        help="train by compcos_loss as it stands, not by its fused form (on CUDA: as --eager)")
     add("--patience", type=int, metavar="E",
         help="stop after so many epochs without a better validation AUC; 0: never")
     add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
@@ -1106,7 +1134,7 @@ def main(argv=None):
         lambda: make_model(prepared, plain=options.plain_loss), prepared.dataset,
         prepared.features, settings=prepared.settings, seeds=options.seed, device=prepared.device,
         out=prepared.out, resume=options.resume, save_scores=options.save_scores,
-        eager=options.eager, splits=True)
+        eager=options.eager or options.plain_loss, splits=True)
 
 
 def seen_alone(settings):

@@ -3,6 +3,7 @@ answers."""
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -578,6 +579,34 @@ def test_an_own_loss_is_live(world, mix_images, monkeypatch):
     before = trained({}, settings)
     monkeypatch.setattr(compcos, "compcos_loss", smoothed)
     assert not torch.equal(before, trained({}, settings))
+
+
+@pytest.mark.parametrize("choice", [dict(world="closed"), dict(rivals="seen"), dict()])
+def test_a_loss_of_each_image_gets_the_logits_that_compete(choice, monkeypatch):
+    """Label smoothing, which no infinite logit survives, is that over the seen while they alone
+    compete, and then that over all."""
+    import compcos
+
+    model, x, target, seen = small()
+    smooth = partial(torch.nn.functional.cross_entropy, label_smoothing=0.1)
+    monkeypatch.setattr(compcos, "image_losses", partial(smooth, reduction="none"))
+    model.set_training(seen, scale=3.0, warmup=0, plain=True, **choice)
+    logits = 3.0 * model(x).flatten(1)
+    place = [seen.flatten().nonzero()[:, 0].tolist().index(truth) for truth in target]
+    expected = smooth(logits[:, seen.flatten()], torch.tensor(place))
+    torch.testing.assert_close(model.loss(x, target), expected)
+    model.after_epoch(1)
+    if not choice:
+        margin = torch.as_tensor(3.0 * 0.4 * model.feasibility(seen)).float()
+        expected = smooth(logits - torch.where(seen, 0.0, margin).flatten(), target)
+    torch.testing.assert_close(model.loss(x, target), expected)
+
+
+def test_without_a_margin_no_unseen_composition_is_a_target():
+    model, x, target, seen = small()
+    target[3] = int((~seen.flatten()).nonzero()[0])
+    with pytest.raises(ValueError, match="only the seen compete"):
+        compcos_loss(model(x), target, scale=1.0, seen=seen)
 
 
 def test_members_are_models_trained_apart():

@@ -92,6 +92,38 @@ def test_members_live_in_one_file(toy, tmp_path):  # noqa: F811
     assert (predict(model, features, k=1)[0][:, 0] == scores.argmax(1)).all()
 
 
+def assert_scores_as_saved(toy, folder):  # noqa: F811
+    """The best.pt of a run scores the first test image as --save-scores has kept it."""
+    model = CompCos.load(folder / "best.pt")
+    stored = data.read_features(toy / "features.npz")
+    row = list(stored["files"]).index(data.load(str(toy)).images["test"][0])
+    score = model(torch.as_tensor(stored["features"][[row]])).detach().numpy().ravel()
+    np.testing.assert_allclose(score, np.load(folder / "scores.npy")[0], atol=1e-5)
+
+
+class Learnt(compcos.TrainingLoss):
+    """A loss with a number that is learnt."""
+
+    def __init__(self, model, seen, **settings):
+        super().__init__(model, seen, **settings)
+        self.number = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, model, features, target):
+        return super().forward(model, features, target) + self.number**2
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_what_an_own_loss_learns_is_trained_and_is_no_part_of_prediction(
+        toy, tmp_path, monkeypatch, members):  # noqa: F811
+    monkeypatch.setattr(compcos, "TrainingLoss", Learnt)
+    run(toy, tmp_path / "run", "--epochs", 2, "--members", members, "--save-scores")
+    weights = torch.load(tmp_path / "run/best.pt")["weights"]
+    learnt = [float(value) for name, value in weights.items() if name.endswith("number")]
+    assert len(learnt) == members and max(learnt) < 1
+    monkeypatch.undo()
+    assert_scores_as_saved(toy, tmp_path / "run")
+
+
 def test_the_mask_never_hides_from_a_user_what_the_folder_names(toy, tmp_path):  # noqa: F811
     run(toy, tmp_path / "run", "--epochs", 1)
     model = CompCos.load(tmp_path / "run/best.pt")
@@ -326,11 +358,7 @@ def test_the_prior_is_chosen_on_validation_and_kept(toy, tmp_path):  # noqa: F81
     options = ["--epochs", 2, "--members", 2]
     metrics = run(toy, tmp_path / "closed", *options, "--world", "closed", "--save-scores")
     assert metrics["prior_weight"] in compcos.PRIOR_WEIGHTS
-    model = CompCos.load(tmp_path / "closed/best.pt")
-    stored = data.read_features(toy / "features.npz")
-    row = list(stored["files"]).index(data.load(str(toy)).images["test"][0])
-    score = model(torch.as_tensor(stored["features"][[row]])).detach().numpy().ravel()
-    np.testing.assert_allclose(score, np.load(tmp_path / "closed/scores.npy")[0], atol=1e-5)
+    assert_scores_as_saved(toy, tmp_path / "closed")
     published = ["--world", "closed", "--recipe", "published"]
     for number, extra in enumerate((["--rivals", "all"], published)):
         assert "prior_weight" not in run(toy, tmp_path / str(number), *options, *extra)
