@@ -37,7 +37,8 @@ import common
 
 PHASES = "train", "val", "test"
 FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa", "shapes": "shapes"}
-DRAWN = "shapes"  # the one of these that is drawn and not downloaded
+DRAWN = "shapes"  # the one of these that is drawn
+DOWNLOADED = "utzappos", "mitstates", "cgqa"  # those that download.py fetches
 SPLIT = "compositional-split-natural"
 METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
@@ -164,12 +165,16 @@ def no_named_folder(name, root):
     absent = f"no dataset {name!r}: no folder {folder}"
     if name == DRAWN:
         return f"{absent}; `python drawings.py --out {shlex.quote(str(folder))}` draws it"
-    hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
+    layout = OWN_LAYOUT
+    hint = "--data-root says in which folder it is"
+    if name in DOWNLOADED:
+        layout = LAYOUT
+        hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
     if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
         hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
     root = root.resolve()  # `.` has no name to show
     return (f"{absent}; {hint}\n"
-            f"expected: {root / FOLDERS[name]}/\n{LAYOUT}\n"
+            f"expected: {root / FOLDERS[name]}/\n{layout}\n"
             f"found: {listing(root)}")
 
 
@@ -286,9 +291,8 @@ def no_layout(folder):
         if (folder / its_folder / SPLIT).is_dir():
             hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
     folder = folder.resolve()  # `.` has no name to show
-    downloaded = [name for name in FOLDERS if name != DRAWN]
     return (f"neither {SPLIT}/ nor images.csv; {hint}, "
-            f"`python download.py NAME` fetches {', '.join(downloaded)}\n"
+            f"`python download.py NAME` fetches {', '.join(DOWNLOADED)}\n"
             f"expected: {folder}/\n{LAYOUT}\n"
             f"or, of own data: {folder}/\n{OWN_LAYOUT}\n"
             f"found: {listing(folder)}")

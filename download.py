@@ -39,7 +39,6 @@ ADDRESSES = {
     "fasttext": "https://dl.fbaipublicfiles.com/fasttext/vectors-crawl/cc.en.300.bin.gz",
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
 }
-DATASETS = "utzappos", "mitstates", "cgqa"
 VECTORS = {  # where each lies under --data-root
     "word2vec": "w2v/GoogleNews-vectors-negative300.bin.gz",
     "fasttext": "fast/cc.en.300.bin.gz",
@@ -68,11 +67,11 @@ def download(name=None, root="data", vectors=()):
     """
     root = Path(root)
     jobs = []
-    if name in DATASETS:
+    if name in data.DOWNLOADED:
         jobs += dataset_jobs(name, root / data.FOLDERS[name])
     elif not vectors:
         problem = "nothing is named" if name is None else f"no address for {name!r}"
-        raise ValueError(f"{problem}: only {', '.join(DATASETS)} can be downloaded, "
+        raise ValueError(f"{problem}: only {', '.join(data.DOWNLOADED)} can be downloaded, "
                          f"and --vectors {', '.join(VECTORS)}")
     for source in vectors:
         jobs += vector_jobs(source, root)
@@ -415,8 +414,9 @@ def main(argv=None):
     """Fetch a dataset, word vectors, or both."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", metavar="NAME", help=f"{', '.join(DATASETS)}; of any "
-                        "other, which is there already, only --vectors are fetched")
+    parser.add_argument("name", nargs="?", metavar="NAME",
+                        help=f"{', '.join(data.DOWNLOADED)}; of any other, which is there already, "
+                             "only --vectors are fetched")
     parser.add_argument("--data-root", default="data", metavar="DIR",
                         help="where datasets and word vectors go (default: data)")
     parser.add_argument("--vectors", nargs="+", default=[], choices=list(VECTORS), metavar="NAME",

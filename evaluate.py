@@ -985,7 +985,10 @@ def _check_scores(path, keeper, scores, checksum):
 
 def _read(path):
     """The arrays of one file by name, or a ValueError (an OSError if it cannot be opened)."""
-    if path.exists() and not path.is_file():  # a named pipe would be waited for without end
+    if not path.exists():
+        raise FileNotFoundError(f"no file {path}: expected an .npz or .npy file of scores, as a "
+                                "run with --save-scores leaves it")
+    if not path.is_file():  # a named pipe would be waited for without end
         raise ValueError(f"{path} is no plain file: expected an .npz or .npy file")
     try:
         data = np.load(path, mmap_mode="r")

@@ -381,7 +381,7 @@ def read_pairs(path, *, training=False):
     path = Path(path)
     if path.is_dir():
         path = path / "images.csv"
-    _check_plain(path)
+    _check_file(path, "a list of pairs, an images.csv or its folder")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -401,9 +401,12 @@ def read_pairs(path, *, training=False):
     return _pairs_of_list(path, lines)
 
 
-def _check_plain(path):
-    """ValueError for a pipe or a folder: a pipe would be waited for without end."""
-    if Path(path).exists() and not Path(path).is_file():
+def _check_file(path, expected):
+    """FileNotFoundError: no file, with what is expected. ValueError: a pipe or a folder; a pipe
+    would be waited for without end."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no file {path}: expected {expected}")
+    if not Path(path).is_file():
         raise ValueError(f"{path} is no plain file: give a file that can be read to its end")
 
 
@@ -527,7 +530,7 @@ def read_vectors(path, states, objects, words, *, missing="error"):
         raise ValueError(f'missing is {missing!r}; expected "error", "random" or "mean"')
     names = [*states, *objects]
     looked_up = [words.get(name, name) for name in names]
-    _check_plain(path)
+    _check_file(path, "word vectors, as glove.6B.300d.txt")
     if str(path).endswith(".npz") or _begins_with(path, b"PK"):
         kind = "npz"
         state_table, object_table = _npz_tables(path)
@@ -729,7 +732,7 @@ def _merged(tables, first):
 
 def _load_npz(path, keys):
     """{key: array} of those of the keys that an .npz has."""
-    _check_plain(path)
+    _check_file(path, f"an .npz file with {', '.join(keys)}")
     try:
         with np.load(path) as file:
             return {key: file[key] for key in keys if key in file.files}
@@ -803,7 +806,7 @@ def _read_json(path, expected, fits):
     """The object in a JSON file, {} without one; ValueError unless its values fit."""
     if not path:
         return {}
-    _check_plain(path)
+    _check_file(path, f"JSON, {expected}")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -296,6 +296,14 @@ def test_empty_sets_and_metadata_of_other_pairs(tmp_path):
         data.load(tmp_path)
 
 
+def test_a_name_of_ones_own_is_not_to_be_downloaded(tmp_path, monkeypatch):
+    """A line in FOLDERS is enough; where its folder is not, --data-root is what can help."""
+    monkeypatch.setitem(data.FOLDERS, "birds", "my-birds")
+    with pytest.raises(FileNotFoundError, match="no folder .*my-birds; --data-root") as error:
+        data.load("birds", tmp_path)
+    assert "download" not in str(error.value) and "images.csv" in str(error.value)
+
+
 def test_unknown_names_and_missing_folders(tmp_path, capsys):
     for name, words in (
         ("utzappos", "python download.py utzappos"),

@@ -1315,6 +1315,11 @@ def test_a_named_pipe_is_not_waited_for(tmp_path):
         module.load([tmp_path / "scores.npz"])
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*scores.npz: expected .*--save-scores"):
+        module.load([tmp_path / "scores.npz"])
+
+
 def test_scores_beside_are_named_with_what_keeps_their_checksum(saved):
     """Either file may be the wrong one."""
     folder, arrays = saved

@@ -871,6 +871,24 @@ WRONG_FILES = [  # a file, its content (None: a named pipe), what the error says
 ]
 
 
+@pytest.mark.parametrize("wrong, expected", [
+    (dict(pairs="nowhere.txt"), "a list of pairs"), (dict(vectors="random"), "word vectors"),
+    (dict(names="nowhere.json"), "{name: word}"), (dict(combine="nowhere.npz"), "scores")])
+def test_files_that_are_not_there(wrong, expected, tmp_path, capsys, monkeypatch):
+    """What was given, and what should be there; `random` is a source of words.py alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.txt").write_text("old well\nsmall cat\nwet dog\n")
+    np.savez("vectors.npz", states=STATES, state_vectors=STATE_VECTORS, objects=OBJECTS,
+             object_vectors=OBJECT_VECTORS)
+    options = dict(pairs="pairs.txt", vectors="vectors.npz") | wrong
+    with pytest.raises(SystemExit) as exit:
+        F.main([word for name, file in options.items() for word in (f"--{name}", file)])
+    error = capsys.readouterr().err
+    missing, = wrong.values()
+    assert exit.value.code == 2 and error.count("\n") == 1
+    assert error.startswith(f"error: no file {missing}: expected ") and expected in error
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("number", range(len(WRONG_FILES)))
 def test_files_of_other_content_are_named(number, tmp_path, capsys, monkeypatch):
