@@ -164,7 +164,7 @@ def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1, starts=ARCHI
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
                 TimeoutError) as error:
             why = str(error) or type(error).__name__
-    raise ConnectionError(f"{url}: {why}; what has come is kept, run it again to go on")
+    raise ConnectionError(f"{url}: {why}; run it again to go on from what has come")
 
 
 def receive(url, file, copies, timeout, starts):
@@ -200,7 +200,7 @@ def go_on(url, part, have, size, timeout):
     A server may answer with the whole, or (wrongly) with another range: then all is asked for anew.
     """
     with ask(url, timeout, Range=f"bytes={have}-") as answer:
-        given = answer.headers.get("Content-Range", "")
+        given = answer.headers.get("Content-Range", "").lower()
         if answer.status == 206 and given.startswith(f"bytes {have}-"):
             save(answer, part, have, size)
             return

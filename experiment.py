@@ -48,7 +48,8 @@ FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on l
 LEAST_EPOCHS = 40        # of a recipe whose length is counted in steps
 LEAST_PATIENCE = 10      # epochs, likewise
 LEAST_STEPS = 20         # an epoch, likewise: small data are passed over several times in one
-CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
+CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
+LEAST_CALIBRATION = 20   # of so many images at least
 # What is expected of settings, other than that they are finite.
 POSITIVE = ("epochs", "batch_size", "lr", "members", "scale", "hidden", "dim", "word_rate",
             "negatives", "width", "gating_lr")
@@ -128,7 +129,7 @@ def calibrate(model, features, target, seen, candidates, bias):
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
     bias on the unseen. One number needs few images: of many, every so-manyth is scored.
     """
-    count = min(len(features), max(1, CALIBRATION // seen.size))
+    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
     chosen = np.linspace(0, len(features) - 1, count).astype(int)
     target = target[chosen]
     model.eval()
@@ -732,22 +733,12 @@ def check_best(contents):
 def read_rows(path):
     """The rows of a .csv file, dictionaries. ValueError names a file that is none, or whose last
     row is cut off: what is left of its last number would pass for another one."""
-    with reading(path, "expected a .csv in UTF-8 with all its lines; make it anew, or restore it"):
+    with reading(path, "expected a .csv in UTF-8; make it anew, or restore it"):
         content = Path(path).read_bytes()
-        if not content.endswith(b"\n") and not _ends_in_a_whole_number(content):
-            raise ValueError("it may be cut off: its last line has no line end")
+        if not content.endswith(b"\n"):
+            raise ValueError("its last line has no line end, as where a file is cut off: end the "
+                             "line if all is there")
         return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
-
-
-def _ends_in_a_whole_number(content):
-    """Whether every row of a table, the last one without a line end, too, ends in a number of as
-    many decimals: then none of them is cut off."""
-    rows = content.splitlines()[1:]
-    decimals = set()
-    for row in rows:
-        number = re.search(rb"\.(\d+)$", row)
-        decimals.add(len(number[1]) if number else 0)
-    return len(rows) > 1 and len(decimals) == 1 and decimals != {0}
 
 
 def read_feasibility(path, states, objects):
@@ -869,9 +860,10 @@ def table_notes(metrics, of_seeds=False):
         if metrics["settings"]["mask"] == "justified":
             lines[-1] += " (--mask published masks all the same)"
     else:
+        unseen = data.count(round(basis["unseen_val"]), "unseen composition")
         lines.append(f"hard mask: τ = {metrics['threshold']:.3f}, chosen on validation, as is the "
-                     f"fixed bias; it rests on {basis['unseen_val']:.0f} unseen compositions and "
-                     f"hides {basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
+                     f"fixed bias; it rests on {unseen} and hides "
+                     f"{basis['hidden_test']:.0f} of the test's {basis['unseen_test']:.0f}")
     few = []
     for phase, what in (("val", "best epoch and bias"), ("test", "the test")):
         count = basis[f"unseen_{phase}"]

@@ -40,7 +40,9 @@ WEIGHTS_DIGITS = 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-TURNS = {  # orientation -> what turns the photo upright, as PIL.ImageOps.exif_transpose does
+# Orientation -> what turns a photo upright. PIL.ImageOps.exif_transpose does the same, but also
+# rewrites the tags, and fails where some of them are damaged.
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,

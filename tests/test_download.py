@@ -284,7 +284,7 @@ def test_cut_connections_are_resumed_where_they_ended(server, tmp_path):
 def test_the_next_run_goes_on_unless_the_file_has_changed(server, tmp_path):
     server.files["/a.zip"] = ZIP, ("cut", 9, 500_000)
     with pytest.raises(
-        OSError, match="ended after 500,000 of 3,072,[0-9]+ bytes; what has come is kept"
+        OSError, match="ended after 500,000 of 3,072,[0-9]+ bytes; run it again to go on"
     ):
         fetch(server, tmp_path / "a.zip", tries=1)
     server.files["/a.zip"], server.asked[:] = (ZIP, None), []
@@ -325,7 +325,7 @@ def test_failures_name_the_address_and_what_to_do(server, tmp_path):
         fetch(server, file)
     assert server.asked == [0]  # no use to try again
     server.files["/a.zip"] = ZIP, ("stall", 9, 0)
-    with pytest.raises(OSError, match="timed out; what has come is kept"):
+    with pytest.raises(OSError, match="timed out; run it again to go on"):
         fetch(server, file, timeout=0.1, tries=2)
     server.files["/a.zip"] = ZIP, ("broken", 9, 0)
     with pytest.raises(OSError, match="503"):

@@ -24,7 +24,6 @@ import evaluate
 import experiment
 import features as image_features
 import drawings
-import reproduce
 import train
 from compcos import CompCos
 from feasibility import feasibility_scores, hard_mask
@@ -826,16 +825,16 @@ def test_a_feasibility_that_is_none(tmp_path, content):
         experiment.read_feasibility(path, ["old"], ["cat"])
 
 
-def test_a_feasibility_without_its_last_line_end_is_whole_or_cut_off(tmp_path):
-    """As many decimals as in the other rows: nothing is cut off."""
+def test_a_feasibility_without_its_last_line_end_is_refused(tmp_path):
+    """It may be cut off; who knows that it is whole ends the line."""
     path = tmp_path / "feasibility.csv"
-    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000"
+    whole = "state,object,seen,feasibility\nold,cat,0,0.250000\nold,dog,1,1.000000\n"
     path.write_text(whole)
     scores = experiment.read_feasibility(path, ["old"], ["cat", "dog"])
     assert scores.tolist() == [[0.25, 1.0]]
     for cut in range(1, 9):
         path.write_text(whole[:-cut])
-        with pytest.raises(ValueError, match="may be cut off"):
+        with pytest.raises(ValueError, match="end the line if all is there"):
             experiment.read_feasibility(path, ["old"], ["cat", "dog"])
 
 
@@ -857,7 +856,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(toy, tmp_path, capsy
 
     def read(path):
         if path.suffix == ".npz":
-            with reproduce.result(path), np.load(path) as archive:
+            with train.reading(path, "make it anew"), np.load(path) as archive:
                 data.check_archive(path)
                 return {name: archive[name].tobytes() for name in archive}
         held = train.load_file(path, {})
