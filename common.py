@@ -5,6 +5,7 @@ whole files or none, one run a folder, work spread over several processes. It ha
 
 import atexit
 import datetime
+import errno
 import functools
 import glob
 import io
@@ -119,14 +120,17 @@ def is_terminal(stream):
 
 def write_quietly(stream, text):
     """Write as it is and flush; a stream that is closed, or whose reader is gone, must not end the
-    work."""
+    work. Returns what the system said, an OSError, or None."""
     if isinstance(stream, Forgiving):
         stream = stream.stream
     try:
         stream.write(text)
         stream.flush()
-    except (AttributeError, ValueError, OSError):
-        pass
+    except (AttributeError, ValueError):
+        pass  # closed
+    except OSError as error:
+        return error
+    return None
 
 
 def printable(text):
@@ -543,7 +547,11 @@ def command(main):
             survive_odd_streams()
             try:
                 with first_alone_prints():
-                    return main(argv)
+                    result = main(argv)
+                full = getattr(sys.stdout, "full", None)
+                if full is not None:
+                    raise OSError(f"not all that was printed could be written: {full.strerror}")
+                return result
             except (ValueError, OSError) as error:
                 say_for_all(f"error: {error}")
                 status = 2
@@ -638,10 +646,13 @@ class Forgiving:
 
     def __init__(self, stream):
         self.stream = stream
+        self.full = None  # what the system said where there was no room for what was printed
 
     def write(self, text):
         """Write what can be written, printable."""
-        write_quietly(self.stream, printable(text))
+        error = write_quietly(self.stream, printable(text))
+        if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            self.full = error
         return len(text)
 
     def flush(self):

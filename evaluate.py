@@ -141,12 +141,12 @@ class BiasSweep:
         the row; nothing of that call is added.
         """
         def reduce(block, target, scratch):
-            top = _top(block, self._seen_group, self._unseen_group, self._places)
-            # The unseen are usually most: the pass over them brings the block into the cache.
-            best_unseen = _best(block, top, self._unseen_group, self._places, scratch)
+            top = None
+            if self._places == 1:
+                top = block.argmax(axis=1)
             best_seen = _best(block, top, self._seen_group, self._places, scratch)
-            greatest = _greatest(block, top, best_seen[0], best_unseen[0])
-            return greatest, (*best_seen, *best_unseen, target)
+            best_unseen = _best(block, top, self._unseen_group, self._places, scratch)
+            return (*best_seen, *best_unseen, target)
 
         parts = _each_block(scores, target, len(self.seen), reduce)
         joined = [np.concatenate(arrays) for arrays in zip(*parts)]
@@ -440,9 +440,8 @@ class Levels(NamedTuple):
         top = block.argmax(axis=1)
         seen_score, seen_column = _best(block, top, self.seen_group, 1, scratch)
         best = self._best_unseen(block, scratch)
-        greatest = _greatest(block, top)
-        return greatest, (seen_score[:, 0], seen_column[:, 0] == target, best,
-                          self._truth_wins(block, target, best), target)
+        return (seen_score[:, 0], seen_column[:, 0] == target, best,
+                self._truth_wins(block, target, best), target)
 
     def _best_unseen(self, block, scratch):
         """The best score of an unseen candidate at each threshold: (B, T), -inf without any."""
@@ -500,9 +499,8 @@ def _each_block(scores, target, count, work):
     """What work(block, target, scratch) makes of each block of rows, in order, checked.
 
     `scores` (N, count) is read in blocks (B, count) of BLOCK bytes, C-contiguous float32 or
-    float64; `scratch` is an array of the block's shape and dtype that the work may overwrite. The
-    work returns the block's greatest score, nan if it has a nan, and what it has made: so the
-    check needs no pass for it. A ValueError names the first bad row.
+    float64; `scratch` is an array of the block's shape and dtype that the work may overwrite. A
+    ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -518,14 +516,13 @@ def _each_block(scores, target, count, work):
             _check_whole(piece, start)
         with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
             block = np.ascontiguousarray(piece, kind)
-        with np.errstate(invalid="ignore"):  # inf - inf, refused below
-            greatest, made = work(block, target[start:start + step], scratch[:len(block)])
-        least = float(block.min(initial=0))
+        least = float(block.min(initial=0))  # this pass brings the block into the cache
+        greatest = float(block.max(initial=0))
         if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
-        return made
+        return work(block, target[start:start + step], scratch[:len(block)])
 
     def work_through(starts):
         scratch = np.empty((step, count), kind)  # fresh memory for every block would cost more
@@ -557,38 +554,11 @@ def _check_whole(piece, start):
                      f"{start + row}, column {column} is {piece[row, column]}; subtract a constant")
 
 
-def _top(block, seen_group, unseen_group, k):
-    """The column of each row's greatest score (B,), nan counting as the greatest; or None.
-
-    Only a speed-up: `_best` gives the same where it gets None. None: the columns of one group will
-    be hidden in a copy of nearly every row anyway, so `top` would spare `_best` nothing. Where the
-    best of one column is asked for, three rows tell.
-    """
-    hidden = [group for group in (seen_group, unseen_group) if not group.few]
-    # Hiding passes every score, and inf or nan come out as nan; only float64 has a LIMIT besides.
-    if not hidden or block.dtype != np.float32:
-        return block.argmax(axis=1)
-    if k == 1:
-        sample = block[:3].argmax(axis=1)
-        for group in hidden:
-            if 2 * group.member[sample].sum() > len(sample):
-                return block.argmax(axis=1)
-    return None
-
-
-def _greatest(block, top, *best):
-    """The greatest score of a block by its `top`, else by the best (B, k) of its groups, or nan."""
-    if top is not None:
-        return float(block[np.arange(len(block)), top].max(initial=0))
-    return float(np.max([scores.max(initial=0) for scores in best]))
-
-
 def _best(block, top, group, k, scratch):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    `top` (B,): the column of each row's greatest score, or None if that is not known. `scratch`,
-    like the block, is overwritten. Returns scores (B, k) float64 and columns (B, k), padded with
-    -inf and -1.
+    `top` (B,): the column of each row's greatest score if k is 1, else None. `scratch` is
+    overwritten. Returns scores (B, k) float64 and columns (B, k), padded with -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -599,7 +569,7 @@ def _best(block, top, group, k, scratch):
     if group.few:
         part = _gather(block, columns, scratch)
     else:
-        if k == 1 and top is not None:
+        if top is not None:
             # Where the best of all columns is of the group, it is the group's best.
             best[:, 0] = block[rows, top]
             where[:, 0] = top
@@ -885,7 +855,11 @@ def _array(name, values, kinds, shape, below=None):
         fits = fits and expected in (None, got)
     if not fits or values.dtype.kind not in kinds:
         expected = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
-        raise ValueError(f"{name} must be {expected}, got {values.dtype} of shape {values.shape}")
+        advice = ""
+        if kinds == "b" and values.dtype.kind in "iu":
+            advice = "; from 0 and 1 by .astype(bool)"
+        raise ValueError(f"{name} must be {expected}, got {values.dtype} of shape {values.shape}"
+                         f"{advice}")
     if below is None:
         return values
     wrong = (values < 0) | (values >= below)
@@ -1039,7 +1013,7 @@ def _read(path):
 
 def table(reports):
     """Lines of text, a metric each, of the reports by protocol: percent, but the bias as it is."""
-    lines = [" " * 30 + "".join(f"{protocol:>25}" for protocol in reports)]
+    lines = [f"{'':30}" + "".join(f"{protocol:>25}" for protocol in reports)]
     for name, value in reports["exact"].items():
         if not isinstance(value, float) or name.endswith(ENDS):
             continue

@@ -321,8 +321,11 @@ def _mask(mask, name, shape):
     """The mask as an array; ValueError unless it is bool and of this shape."""
     mask = _array(mask, name)
     if mask.dtype != bool or mask.shape != shape:
+        advice = ""
+        if mask.dtype.kind in "iu":
+            advice = " (from 0 and 1 by .astype(bool))"
         raise ValueError(f"{name} is {mask.dtype} {mask.shape}; expected bool {shape}, "
-                         "states by objects")
+                         f"states by objects{advice}")
     return mask
 
 

@@ -363,6 +363,23 @@ def test_closed_streams_end_nothing(tmp_path):
     assert process.wait(timeout=30) == 2 and (tmp_path / "done").read_text() == "done"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_told_at_the_end(tmp_path):
+    """What was to be printed is lost, but not the work."""
+    program = """
+        @common.command
+        def main(argv=None):
+            print("a table")
+            open(sys.argv[1], "w").write("done")
+        main()"""
+    with open("/dev/full", "w") as full:
+        process = script(program, tmp_path / "done", stdout=full)
+        error = process.communicate(timeout=30)[1]
+    assert process.returncode == 2 and (tmp_path / "done").read_text() == "done"
+    assert error == ("error: not all that was printed could be written: No space left on "
+                     "device\n")
+
+
 def test_names_cannot_command_a_terminal(capsys):
     common.say("broken: a\x1b[2J.png\nand others")
     assert capsys.readouterr().err == "broken: a\\x1b[2J.png\nand others\n"

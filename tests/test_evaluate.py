@@ -1086,6 +1086,8 @@ def test_wrong_types_are_named():
     for name in good:  # a mask would be lost
         with pytest.raises(ValueError, match=f"{name} is a masked array"):
             evaluate(**{**good, name: np.ma.masked_equal(good[name], 0)})
+    with pytest.raises(ValueError, match=r"got uint8 of shape \(2,\); from 0 and 1 by .astype"):
+        evaluate(**{**good, "seen": good["seen"].astype(np.uint8)})
     for change in dict(confidence=np.zeros((9, 9))), dict(unit=np.zeros((9, 9))):
         with pytest.raises(ValueError, match=list(change)[0]) as error:
             evaluate(**{**good, **{"confidence": 0.9, **change}})

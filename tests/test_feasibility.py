@@ -609,6 +609,10 @@ NOT_SEEN = np.zeros((2, 2), bool)
         (lambda: F.ranked(SCORES, NOT_SEEN, top="3"), "top is '3'"),
         (lambda: F.ranked(SCORES, NOT_SEEN, top=True), "top is True"),
         (lambda: F.median_mask(SCORES, "seen"), "seen is <U4"),
+        (
+            lambda: F.hard_mask(SCORES, NOT_SEEN.astype("uint8"), 0.3),
+            r"states by objects \(from 0 and 1 by .astype\(bool\)\)",
+        ),
         (lambda: F.combine(SCORES, SCORES, weight="0.5"), "weight is '0.5'"),
         (lambda: F.combine(SCORES, SCORES, weight=np.nan), "weight is nan"),
         (lambda: F.combine(SCORES, SCORES.astype(str), weight=0.5), "external is <U32"),
