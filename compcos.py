@@ -1047,18 +1047,24 @@ def defaults(recipe=None):
     """The settings of each dataset by name, and as "other" those of a folder of one's own.
 
     recipe: published or strong; None: published for the named datasets, strong for a folder. Of a
-    dataset's own settings, the strong recipe takes the word vectors alone.
+    dataset's own settings, the strong recipe takes the word vectors alone. ValueError: a dataset's
+    entry has a setting that is none.
     """
     usual = OF_DATASET["mitstates"]
+    known = PUBLISHED | usual
     table = {}
     for name, settings in OF_DATASET.items():
-        settings = PUBLISHED | usual | settings
+        unknown = [key for key in settings if key not in known]
+        if unknown:
+            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(unknown)}: expected any of "
+                             f"{', '.join(known)}")
+        settings = known | settings
         if recipe == "strong":
             settings = STRONG | dict(vectors=settings["vectors"])
         table[name] = settings
     table["other"] = STRONG | dict(vectors=usual["vectors"])
     if recipe == "published":
-        table["other"] = PUBLISHED | usual | FOLDER
+        table["other"] = known | FOLDER
     return table
 
 

@@ -696,10 +696,9 @@ def value_at(content, kinds, *path):
 def load_file(path, kinds):
     """The dictionary that torch.save left at `path`. ValueError if it is none, or lacks one of the
     types `kinds`, name -> type."""
-    data.check_archive(path)
     with reading(path, "expected a checkpoint of this project (published ones: by "
                  "compcos.load_published)"):
-        contents = torch.load(path, weights_only=True, map_location="cpu")
+        contents = data.load_tensors(path)
         if not isinstance(contents, dict):
             raise ValueError(f"it holds a {type(contents).__name__}")
         for name, kind in kinds.items():

@@ -277,7 +277,7 @@ def test_resume_with_nothing_there_begins(toy, tmp_path, capsys):
         ),
         (
             lambda toy, out: (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000]),
-            "last.pt cannot be used",
+            "last.pt: no tensors by torch.save",
         ),
         (
             lambda toy, out: shutil.copy(out / "best.pt", out / "last.pt"),
@@ -414,7 +414,7 @@ def test_bad_features_and_vectors(toy, tmp_path, capsys):
 def test_wrong_checkpoints(toy, tmp_path, capsys):
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"weights": 1}, tmp_path / "other.pt")
-    for name, message in (("text", "text.pt cannot be used"), ("other", "it has no model")):
+    for name, message in (("text", "text.pt: no tensors by torch.save"), ("other", "it has no model")):
         with pytest.raises(ValueError, match=message):
             CompCos.load(tmp_path / f"{name}.pt")
     out = run("--dataset", toy, "--out", tmp_path / "run")

@@ -48,6 +48,12 @@ def test_a_folder_gets_the_strong_recipe(toy, tmp_path, capsys):  # noqa: F811
     assert published["recipe"] == "published" and published["members"] == 1
 
 
+def test_a_dataset_with_a_setting_that_is_none(monkeypatch):
+    monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(scal=50.0, epochs=100))
+    with pytest.raises(ValueError, match=r"OF_DATASET\['birds'\] sets scal: expected .*scale"):
+        compcos.defaults()
+
+
 @pytest.mark.parametrize("images, passes, steps_an_epoch", [
     (460, 6, 22), (8000, 1, 63), (30000, 1, 235), (60, 20, 20)])
 def test_lengths_are_counted_in_steps(images, passes, steps_an_epoch):

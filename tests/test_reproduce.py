@@ -100,6 +100,14 @@ def trained(monkeypatch):
     return epochs
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_epochs():
+    """An epoch is one pass over the few images, in place of twenty."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "LEAST_STEPS", 1)
+        yield
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     return make(tmp_path_factory.mktemp("toy") / "toy", images=True)
