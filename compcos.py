@@ -651,6 +651,35 @@ class TrainingLoss(nn.Module):
         self.penalty.copy_(self.scale * _full_margin(self.seen, margin, self.penalty.dtype))
 
 
+@torch.no_grad()
+def check_forms(model, features):
+    """ValueError where training would minimise something else than `compcos_loss` of the scores.
+
+    The faster forms of `TrainingLoss` know of no edit of that loss or of `CompCos.score`. Both are
+    computed of a few images (B, F), in evaluation mode, with all margins.
+    """
+    one = getattr(model, "members", [model])[0]
+    training_loss = one.training_loss
+    was_training = one.training
+    one.eval()
+    training_loss.after_epoch(one, max(training_loss.warmup, 1))
+    # Where the truth has the best score of the seen, losses differ most.
+    unseen = ~training_loss.seen.flatten()
+    target = one(features).flatten(1).masked_fill(unseen, -torch.inf).argmax(1)
+    values = []
+    for plain in (True, False):
+        training_loss.plain = plain
+        torch.manual_seed(0)  # mixes the same images; each epoch of training is seeded anew
+        values.append(float(one.loss(features, target)))
+    training_loss.set_penalty(None)
+    one.train(was_training)
+    expected, found = values
+    if abs(found - expected) > 1e-4 * (1 + abs(expected)):
+        raise ValueError(f"the loss of {len(features)} images is {expected:.4f} by compcos_loss, "
+                         f"and {found:.4f} by its faster form, which knows of no edit of it or of "
+                         "CompCos.score: train by --plain-loss")
+
+
 def log_counts(seen, images):
     """(S, O): log of the training images of each seen composition, less the mean of that; 0 for the
     unseen.
@@ -1166,8 +1195,12 @@ def make_model(prepared, *, plain=False):
     images = images.reshape(dataset.seen.shape)
     prior = settings["partner_prior"]
     partner_prior = prior == "on" or (prior == "closed" and seen_alone(settings))
-    return model.set_training(dataset.seen, images=images, plain=plain,
-                              partner_prior=partner_prior, **keywords)
+    model.set_training(dataset.seen, images=images, plain=plain, partner_prior=partner_prior,
+                       **keywords)
+    if not plain:
+        few = torch.as_tensor(prepared.features["train"][:8], device=prepared.device)
+        check_forms(model, few)
+    return model
 
 
 if __name__ == "__main__":

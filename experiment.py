@@ -405,11 +405,6 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     out.mkdir(parents=True, exist_ok=True)
     if writes:
         common.clear_parts(out)
-    if not resume and writes:
-        if (out / "last.pt").exists() and not (out / "metrics.json").exists():
-            print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
-                  "not given")
-        remove_results(out)
     torch.manual_seed(settings["seed"])
     model = build()
     arrays = {}
@@ -417,6 +412,11 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         on_device = torch.as_tensor(features[phase], device=device)
         arrays[phase] = (on_device, dataset.targets[phase])
     check_model(model, arrays["train"][0], dataset.seen)
+    if not resume and writes:
+        if (out / "last.pt").exists() and not (out / "metrics.json").exists():
+            print(f"note: {out / 'last.pt'} of an unfinished run is replaced, since --resume was "
+                  "not given")
+        remove_results(out)
     history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
                                   resume=resume, eager=eager, job=job)
     rho = model.feasibility(dataset.seen)

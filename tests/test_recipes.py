@@ -345,6 +345,34 @@ def test_plain_loss_is_an_option(toy, tmp_path):  # noqa: F811
     assert plain == pytest.approx(fused, abs=0.02)
 
 
+def smoothed(logits, target):
+    """Cross-entropy with smoothed labels, (B,)."""
+    return torch.nn.functional.cross_entropy(logits, target, reduction="none", label_smoothing=0.1)
+
+
+class Shifted(CompCos):
+    """Its scores are not those of Eq. 1."""
+
+    def score(self, features, compositions):
+        return super().score(features, compositions) + self.states.mean(1)[:, None]
+
+
+@pytest.mark.parametrize("world, name, edited", [
+    ("open", "image_losses", smoothed), ("open", "CompCos", Shifted),
+    ("closed", "CompCos", Shifted)])
+def test_an_edit_that_training_would_not_see_is_named(
+        toy, tmp_path, monkeypatch, capsys, world, name, edited):  # noqa: F811
+    """Before an earlier run is removed; by --plain-loss it trains."""
+    options = ["--epochs", 1, "--members", 1, "--world", world]
+    run(toy, tmp_path / "run", *options)
+    monkeypatch.setattr(compcos, name, edited)
+    with pytest.raises(SystemExit):
+        run(toy, tmp_path / "run", *options)
+    assert "train by --plain-loss" in capsys.readouterr().err
+    assert (tmp_path / "run/metrics.json").exists()
+    run(toy, tmp_path / "run", *options, "--plain-loss")
+
+
 def test_partner_counts_from_the_definition():
     random = np.random.default_rng(0)
     seen = random.random((5, 7)) < 0.4
