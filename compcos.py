@@ -1180,8 +1180,9 @@ def seen_alone(settings):
 def make_model(prepared, *, plain=False):
     """A new model on the device, with its training set as the settings say.
 
-    A setting of your own stands in three places: its default in PUBLISHED, its name here, among
-    those of the model's constructor or of `TrainingLoss`, and its option in `add_options`.
+    A setting of your own stands in three places: its default in PUBLISHED (without which its option
+    is not read), its name here, among those of the model's constructor or of `TrainingLoss`, and
+    its option in `add_options`. What range it has, a tuple at the head of experiment.py may say.
     """
     settings = prepared.settings
     dataset = prepared.dataset

@@ -116,7 +116,8 @@ def best_threshold(model, features, target, seen, rho, *, mask="published"):
         if greatest is None:
             return -1.0, curve
         auc = np.where(thresholds <= greatest, auc, -1.0)
-        # auc[0] is that of the least threshold, which hides nothing
+        # auc[0] is that of the least threshold, which hides nothing. The best one must still be
+        # ahead of it after what a mask loses on new compositions.
         if (1 - expected_loss(len(shown))) * auc.max() <= auc[0]:
             return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
@@ -420,7 +421,8 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
     history, chosen = train_model(model, arrays, dataset, settings=settings, out=out,
                                   resume=resume, eager=eager, job=job)
     rho = model.feasibility(dataset.seen)
-    # What is to be one file of scores, one process scores: each one does, and the first writes.
+    # A file of scores needs those of all images in one process: with --save-scores each process
+    # scores all images for itself, and the first one writes.
     with (scores_file(out, dataset, save_scores and writes) as save,
           common.alone() if save_scores else nullcontext()):
         measured = measure(model, arrays, dataset, rho, mask=settings["mask"], save=save)
@@ -431,7 +433,7 @@ def one_seed(build, dataset, features, *, settings, device, out, resume, save_sc
         if save_scores:
             write_scores(out, dataset, measured.masks)
         elif earlier_best_epoch(out) != metrics["best_epoch"]:
-            remove_scores(out)
+            remove_scores(out)  # those of an earlier start are of another epoch's weights
         write_results(out, model, dataset, settings, rho, measured, metrics)
     return metrics
 

@@ -132,7 +132,7 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
     result = {}
     for name, mask in candidates.items():
         columns = [torch.cat(column).cpu().numpy() for column in zip(*rows[name])]
-        shares = [share for share in common.gather(columns) if share]
+        shares = [share for share in common.gather(columns) if share]  # empty: had no image
         kept = tuple(np.concatenate(column) for column in zip(*shares))
         swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
         swept.update_kept(*(column[:, None] for column in kept), target)
