@@ -128,15 +128,9 @@ def calibrate(model, features, target, seen, candidates, bias):
     over the candidates is then an answer's probability.
 
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
-    bias on the unseen. One number needs few images: of many, every so-manyth is scored.
+    bias on the unseen.
     """
-    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
-    chosen = np.linspace(0, len(features) - 1, count).astype(int)
-    target = target[chosen]
-    model.eval()
-    with torch.no_grad():
-        blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
-        scores = torch.cat([block for _, block in blocks])
+    scores, target = some_scores(model, features, target, seen)
     device = scores.device
     is_unseen = torch.as_tensor(~seen.ravel(), device=device)
     temperatures = {}
@@ -148,6 +142,35 @@ def calibrate(model, features, target, seen, candidates, bias):
         truths = torch.as_tensor(place[target[images]], device=device)
         temperatures[name] = fit_temperature(ranked[:, columns], truths)
     return temperatures
+
+
+@torch.no_grad()
+def some_scores(model, features, target, seen):
+    """Scores (n, C) and targets (n,) of images (N, F): one number needs few of them, so of many
+    every so-manyth is scored."""
+    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
+    chosen = np.linspace(0, len(features) - 1, count).astype(int)
+    model.eval()
+    blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
+    return torch.cat([block for _, block in blocks]), target[chosen]
+
+
+def certainty(model, features, target, seen, candidates, bias, temperature):
+    """How far the probabilities of `calibrate` can be trusted: of each candidate set, name -> the
+    mean `probability` of the answers to these images and the share that is `right`.
+
+    Test images (N, F), their targets (N,); candidates, bias and temperature by name.
+    """
+    scores, target = some_scores(model, features, target, seen)
+    is_unseen = torch.as_tensor(~seen.ravel(), device=scores.device)
+    found = {}
+    for name, mask in candidates.items():
+        hidden = torch.as_tensor(~mask, device=scores.device)
+        ranked = (scores + bias[name] * is_unseen).masked_fill(hidden, -torch.inf)
+        probability, answer = (ranked / temperature[name]).softmax(1).max(1)
+        right = answer.cpu().numpy() == target
+        found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
+    return found
 
 
 @torch.no_grad()
@@ -257,6 +280,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
         decided[name] = decide(kept, bias[name])
         curves[name] = swept.curve()
+    sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
     # how many unseen compositions τ rests on, the test shows, and of the latter τ hides
     unseen_val = unseen_shown(arrays["val"][1], seen)
     unseen_test = unseen_shown(arrays["test"][1], seen)
@@ -275,7 +299,7 @@ def measure(model, arrays, dataset, rho, *, mask="published", save=None):
     for phase in masks:
         sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
     metrics = dict(validation=validation, threshold=threshold, bias=bias,
-                   temperature=temperature, test=test, mask_basis=basis,
+                   temperature=temperature, certainty=sure, test=test, mask_basis=basis,
                    open_auc_interval=interval, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen), candidates=sizes,
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
@@ -879,6 +903,9 @@ def table_notes(metrics, of_seeds=False):
         low, high = interval
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")
+    sure = metrics["certainty"]["open_masked"]
+    lines.append(f"probability of an answer: {100 * sure['probability']:.0f} % in the mean over the "
+                 f"test, where {100 * sure['right']:.0f} % of the answers are right")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      f"others with AUROC {metrics['feasibility_auroc']:.3f}")

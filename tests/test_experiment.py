@@ -1014,6 +1014,7 @@ def printed_table(threshold, unseen_val, deviations=None, mask="justified", unse
         threshold=threshold,
         mask_basis=dict(unseen_val=unseen_val, unseen_test=unseen_test, hidden_test=1),
         open_auc_interval=[0.1, 0.2],
+        certainty=dict(open_masked=dict(probability=0.4, right=0.25)),
         feasibility_auroc=float("nan"),
         settings=dict(mask=mask),
     )
@@ -1032,6 +1033,7 @@ def test_the_table_says_once_what_a_missing_mask_leaves_alone():
     assert "--mask" not in printed_table(-1.0, 7, mask="published")
     assert "95 % interval" not in printed_table(-1.0, 7, unseen_test=1)
     assert "(open, exact): 10.0 to 20.0" in printed_table(-1.0, 7, unseen_test=2)
+    assert "40 % in the mean over the test, where 25 % of the answers are right" in none
     masked = printed_table(0.25, 20)
     assert masked.count("exact  ") == 3 and "τ = 0.250" in masked
     # of two seeds, one without a mask (-1), the mean is no τ
@@ -1113,25 +1115,49 @@ def test_temperature_at_its_limits():
     assert experiment.fit_temperature(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)) == 1.0
 
 
+class Given(torch.nn.Module):
+    """A model whose scores are the features."""
+
+    states = torch.zeros(5, 1)
+    objects = torch.zeros(6, 1)
+
+    def compositions(self):
+        return None
+
+    def score(self, features, compositions):
+        return features.reshape(-1, 5, 6)
+
+
+def test_certainty_from_the_definition(toy):
+    """Image by image: the answer with the bias, its probability, and whether it is right; a truth
+    that is no candidate is wrong."""
+    seen = data.load(str(toy)).seen
+    random = np.random.default_rng(1)
+    features = random.normal(size=(40, 30)).astype(np.float32)
+    target = features.argmax(1)
+    masks = dict(open=np.ones(30, bool), some=random.random(30) < 0.6)
+    bias = dict(open=0.4, some=-1.0)
+    temperature = dict(open=0.5, some=2.0)
+    found = experiment.certainty(Given(), torch.as_tensor(features), target, seen, masks, bias,
+                                 temperature)
+    for name, mask in masks.items():
+        probabilities = []
+        right = []
+        for row, truth in zip(features, target):
+            ranked = row + bias[name] * ~seen.ravel()
+            weights = np.where(mask, np.exp(ranked / temperature[name]), 0)
+            probabilities.append(weights.max() / weights.sum())
+            right.append(weights.argmax() == truth)
+        assert found[name]["probability"] == pytest.approx(np.mean(probabilities), rel=1e-5)
+        assert found[name]["right"] == np.mean(right) and 0 < np.mean(right) < 1
+
+
 def test_calibrate(toy):
     """Each candidate set has the temperature of its own scores, with its bias; truths that are no
     candidate do not count."""
     dataset = data.load(str(toy))
     random = np.random.default_rng(1)
     features = torch.as_tensor(random.normal(size=(40, 30)).astype(np.float32))
-
-    class Given(torch.nn.Module):
-        """A model whose scores are the features."""
-
-        states = torch.zeros(5, 1)
-        objects = torch.zeros(6, 1)
-
-        def compositions(self):
-            return None
-
-        def score(self, features, compositions):
-            return features.reshape(-1, 5, 6)
-
     target = random.integers(30, size=40)
     seen = dataset.seen
     masks = dict(open=np.ones(30, bool), some=random.random(30) < 0.6)
