@@ -904,8 +904,8 @@ def table_notes(metrics, of_seeds=False):
         lines.append("95 % interval over compositions of the AUC (open, exact): "
                      f"{100 * low:.1f} to {100 * high:.1f}")
     sure = metrics["certainty"]["open_masked"]
-    lines.append(f"probability of an answer: {100 * sure['probability']:.0f} % in the mean over the "
-                 f"test, where {100 * sure['right']:.0f} % of the answers are right")
+    lines.append(f"probability of an answer: {100 * sure['probability']:.0f} % in the mean over "
+                 f"the test, where {100 * sure['right']:.0f} % of the answers are right")
     if math.isfinite(metrics["feasibility_auroc"]):
         lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
                      f"others with AUROC {metrics['feasibility_auroc']:.3f}")
