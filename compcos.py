@@ -400,18 +400,24 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None, mixe
     logits = logits.flatten(1)
     target = target.long()
     if margin is None:
-        # Who does not compete has no logit at all: an infinite one is more than some losses bear.
-        competes = seen.flatten()
-        if not competes[target].all():
-            raise ValueError("a target is an unseen composition, and without a margin only the "
-                             "seen compete: expected seen targets, or a margin")
-        position = competes.cumsum(0) - 1  # of a composition among those that compete
-        logits = logits[:, competes]
-        target = position[target]
-        if mixed is not None:
-            second, share = mixed
-            mixed = (position[second], share)
+        logits, target, mixed = of_the_seen(logits, target, mixed, seen.flatten())
     return mean_loss(logits, target, mixed)
+
+
+def of_the_seen(logits, target, mixed, seen):
+    """Where only the seen (C,) compete: their logits (B, P) of all (B, C), and target (B,) and
+    `mixed` as columns of these. ValueError: an unseen target.
+
+    The unseen have no logit then, for an infinite one is more than some losses bear.
+    """
+    if not seen[target].all():
+        raise ValueError("a target is an unseen composition, and without a margin only the seen "
+                         "compete: expected seen targets, or a margin")
+    position = seen.cumsum(0) - 1  # of a composition among the seen
+    if mixed is not None:
+        second, share = mixed
+        mixed = (position[second], share)
+    return logits[:, seen], position[target], mixed
 
 
 def image_losses(logits, target):

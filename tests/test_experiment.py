@@ -414,7 +414,8 @@ def test_bad_features_and_vectors(toy, tmp_path, capsys):
 def test_wrong_checkpoints(toy, tmp_path, capsys):
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"weights": 1}, tmp_path / "other.pt")
-    for name, message in (("text", "text.pt: no tensors by torch.save"), ("other", "it has no model")):
+    messages = (("text", "text.pt: no tensors by torch.save"), ("other", "it has no model"))
+    for name, message in messages:
         with pytest.raises(ValueError, match=message):
             CompCos.load(tmp_path / f"{name}.pt")
     out = run("--dataset", toy, "--out", tmp_path / "run")
