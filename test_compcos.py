@@ -602,6 +602,21 @@ def test_a_loss_of_each_image_gets_the_logits_that_compete(choice, monkeypatch):
     torch.testing.assert_close(model.loss(x, target), expected)
 
 
+def test_unseen_compositions_that_do_not_compete_change_no_mixed_truth():
+    """A column more of unseen objects moves the indices alone."""
+    torch.manual_seed(0)
+    cosines = torch.randn(4, 2, 4)
+    seen = torch.tensor([[True, True, True, False]] * 2)
+    share = torch.tensor([0.5, 0.7, 1.0, 0.9])
+    losses = []
+    for count in (3, 4):
+        target = torch.tensor([0, count + 1, 2, count])
+        second = torch.tensor([count + 2, 1, 0, count + 1])
+        losses.append(compcos_loss(cosines[:, :, :count], target, scale=3.0,
+                                   seen=seen[:, :count], mixed=(second, share)))
+    torch.testing.assert_close(*losses)
+
+
 def test_without_a_margin_no_unseen_composition_is_a_target():
     model, x, target, seen = small()
     target[3] = int((~seen.flatten()).nonzero()[0])

@@ -411,7 +411,7 @@ class Run:
                 value_at(row, (int, float), name)
         self.history = state["history"]
         self.snapshot = self.copy()
-        self.model.after_epoch(self.epoch)
+        self.model.after_epoch(self.epoch)  # what it sets, as margins, is not stored but made anew
 
     def live(self):
         """Every tensor that training changes, always in the same order."""
