@@ -58,7 +58,7 @@ NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loop
 
 
 def _crop(image):
-    """PIL image -> tensor (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
 
     Rounded as torchvision rounds.
     """
@@ -72,13 +72,12 @@ def _crop(image):
     image = image.resize(size, Image.Resampling.BILINEAR)
     left = round((image.width - 224) / 2)
     top = round((image.height - 224) / 2)
-    return torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224))))
+    return np.array(image.crop((left, top, left + 224, top + 224)))
 
 
 def _thumbnail(image):
-    """PIL image -> tensor (16,16,3) uint8, each pixel the mean colour of its area."""
-    small = data.rgb(image).resize((16, 16), Image.Resampling.BOX)
-    return torch.from_numpy(np.array(small))
+    """PIL image -> (16,16,3) uint8, each pixel the mean colour of its area."""
+    return np.array(data.rgb(image).resize((16, 16), Image.Resampling.BOX))
 
 
 def _normalise(crops):
@@ -99,7 +98,7 @@ def preprocess(image):
     times 255). Orientation tags are ignored, as in published features: apply
     `PIL.ImageOps.exif_transpose` first if they should count.
     """
-    return _normalise(_crop(image)[None])[0].contiguous()
+    return _normalise(torch.from_numpy(_crop(image))[None])[0].contiguous()
 
 
 def pixels(image):
@@ -107,7 +106,7 @@ def pixels(image):
 
     The feature of the built-in dataset.
     """
-    return _standardise(_thumbnail(image)[None])[0].numpy()
+    return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
 
 
 def _standardise(crops):
@@ -283,7 +282,7 @@ class _Photo(NamedTuple):
     problem: str | None     # why it cannot be read
     digest: str = ""        # equal for files of equal bytes
     is_turned: bool = False  # an orientation tag says that it is not stored upright
-    pixels: torch.Tensor | None = None  # what is to become a row of a batch
+    pixels: torch.Tensor | None = None  # of own preprocessing; ours goes into the batch at once
 
 
 def _orientation(image):
@@ -294,9 +293,10 @@ def _orientation(image):
         return 1
 
 
-def _decode(path, shrink, upright, limit=None):
-    """Read an image file, and let `shrink` make a tensor of the PIL image: _Photo.
+def _decode(path, shrink, upright, limit=None, row=None):
+    """Read an image file, and let `shrink` make pixels of the PIL image: _Photo.
 
+    row: an array that takes the pixels; None: _Photo has them.
     limit: the most pixels of an image as it is, or with its short side brought to 256.
     """
     content = {}
@@ -307,7 +307,11 @@ def _decode(path, shrink, upright, limit=None):
         content["is_turned"] = orientation in TURNS
         if upright and orientation in TURNS:
             image = image.transpose(TURNS[orientation])
-        content["pixels"] = shrink(image)
+        pixels = shrink(image)
+        if row is None:
+            content["pixels"] = pixels
+        else:
+            row[:] = pixels
 
     problem = data.no_photo(path, read, limit)
     return _Photo(problem, **content)
@@ -317,9 +321,10 @@ def _decode(path, shrink, upright, limit=None):
 
 
 def _recipe(backbone, own_preprocess, device):
-    """How images become features, as two functions: PIL image -> tensor, batch of these -> (B, F).
+    """How images become features: (PIL image -> pixels, their shape, batch of pixels -> (B, F)).
 
-    backbone: a module, which stays where and as it is, any callable, or "pixels".
+    Pixels are arrays of uint8, or the tensors of own_preprocess, of a shape that it alone knows:
+    None. backbone: a module, which stays where and as it is, any callable, or "pixels".
     """
     if isinstance(backbone, nn.Module):
         backbone = copy.deepcopy(backbone).to(device).eval()
@@ -331,12 +336,12 @@ def _recipe(backbone, own_preprocess, device):
                 raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
             return tensor
 
-        return shrink, backbone
+        return shrink, None, backbone
     if isinstance(backbone, str):
         if backbone != "pixels":
             raise ValueError(f"backbone {backbone!r}: expected a module, a callable or 'pixels'")
-        return _thumbnail, _standardise
-    return _crop, lambda crops: backbone(_normalise(crops))
+        return _thumbnail, (16, 16, 3), _standardise
+    return _crop, (224, 224, 3), lambda crops: backbone(_normalise(crops))
 
 
 def _stack(tensors):
@@ -367,8 +372,9 @@ def _behind(items, count):
     yield from begun
 
 
-def _launch(network, device, names, answers):
-    """Wait for the decoding of a batch and start the network on it.
+def _launch(network, device, names, batch, answers):
+    """Wait for the decoding of a batch (B, ...) and start the network on it. Without a batch, the
+    photos have their pixels.
 
     Returns {name: _Photo}, the features (G, F) of the G images that could be read, on the CPU once
     an event of CUDA has happened, and that event or None.
@@ -378,9 +384,10 @@ def _launch(network, device, names, answers):
     if not good:
         return photos, torch.zeros(0, 0), None
     gpu = device.type == "cuda"
-    batch = _stack([photos[name].pixels for name in good])
-    if gpu and not batch.is_cuda:
-        batch = batch.pin_memory()
+    if batch is None:
+        batch = _stack([photos[name].pixels for name in good])
+    elif len(good) < len(names):
+        batch = batch[[photos[name].problem is None for name in names]]
     # The same numbers each time, and those of the CPU as far as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exact:
@@ -407,7 +414,7 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
         raise ValueError(f"batch size {batch_size}: expected 1 or more")
     data.register_plugins()
     device = pick_device(device)
-    shrink, network = _recipe(backbone, own_preprocess, device)
+    shrink, shape, network = _recipe(backbone, own_preprocess, device)
     names = list(files)
     if progress is None:
         progress = common.Progress("extracting", len(names), "images")
@@ -417,8 +424,17 @@ def _batches(files, backbone, device, batch_size, upright, limit=None, own_prepr
 
     def begin(first):
         chosen = names[first:first + batch_size]
-        answers = [pool.submit(_decode, files[name], shrink, upright, limit) for name in chosen]
-        return chosen, answers
+        batch = None
+        rows = [None] * len(chosen)
+        if shape is not None:
+            # Each thread fills its row: to put them together afterwards would make a GPU wait.
+            batch = torch.empty((len(chosen), *shape), dtype=torch.uint8,
+                                pin_memory=device.type == "cuda")
+            rows = batch.numpy()
+        answers = []
+        for name, row in zip(chosen, rows):
+            answers.append(pool.submit(_decode, files[name], shrink, upright, limit, row))
+        return chosen, batch, answers
 
     decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
     launched = _behind((_launch(network, device, *batch) for batch in decoded), 1)
