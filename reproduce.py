@@ -1304,6 +1304,7 @@ def main(argv=None):
         del settings[name]
     out = options.out or Path("runs", f"reproduce-{prepared.dataset.name}")
     jobs = plan_all(options, shared, settings, out)
+    papers = read_json(HERE / "results/paper/tables.json")
     common.check_shared(out)
     for job in jobs:
         if is_finished(job):
@@ -1314,7 +1315,7 @@ def main(argv=None):
     if not runs:
         raise ValueError(f"no run of {len(failed)} came to its end: see {log_file(failed[0])}")
     with common.alone():
-        write_report(collect(prepared, out, runs), argv, settings, options, failed)
+        write_report(collect(prepared, out, runs, papers), argv, settings, options, failed)
     if failed:
         print(f"{data.count(len(failed), 'run')} failed:", file=sys.stderr)
         for job in failed:
@@ -1322,14 +1323,15 @@ def main(argv=None):
         raise SystemExit(1)
 
 
-def collect(prepared, out, runs):
-    """The Results of what was trained, {run: {seed: what `load` gives}}."""
+def collect(prepared, out, runs, papers):
+    """The Results of what was trained, {run: {seed: what `load` gives}}, beside the paper's tables,
+    {dataset: tables}."""
     dataset = prepared.dataset
     validation = torch.as_tensor(prepared.features["val"], device=prepared.device)
     return Results(
         out=out, dataset=dataset, runs=runs, names=np.array(experiment.composition_names(dataset)),
         validation=(validation, dataset.targets["val"]),
-        paper=read_json(HERE / "results/paper/tables.json").get(dataset.name, {}))
+        paper=papers.get(dataset.name, {}))
 
 
 def write_report(results, argv, settings, options, failed):
