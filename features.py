@@ -299,22 +299,22 @@ def _decode(path, shrink, upright, limit=None, row=None):
     row: an array that takes the pixels; None: _Photo has them.
     limit: the most pixels of an image as it is, or with its short side brought to 256.
     """
-    content = {}
+    found = {}
 
-    def read(image):
-        content["digest"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    def read(image, content):
+        found["digest"] = hashlib.blake2b(content, digest_size=8).hexdigest()
         orientation = _orientation(image)
-        content["is_turned"] = orientation in TURNS
+        found["is_turned"] = orientation in TURNS
         if upright and orientation in TURNS:
             image = image.transpose(TURNS[orientation])
         pixels = shrink(image)
         if row is None:
-            content["pixels"] = pixels
+            found["pixels"] = pixels
         else:
             row[:] = pixels
 
     problem = data.no_photo(path, read, limit)
-    return _Photo(problem, **content)
+    return _Photo(problem, **found)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
