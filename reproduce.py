@@ -1250,7 +1250,7 @@ def own_options():
 
 def parse(where, words, module):
     """Options for runs of a module, a list of words after `where`, parsed. ValueError: one that
-    this script chooses itself, so that it would change nothing."""
+    this script chooses itself, so that it would change nothing, or a value out of its range."""
     parser = argparse.ArgumentParser(where, allow_abbrev=False)
     module.add_options(parser)
     parsed = parser.parse_args(words)
@@ -1258,6 +1258,10 @@ def parse(where, words, module):
         if hasattr(parsed, name) and getattr(parsed, name) != parser.get_default(name):
             raise ValueError(f"{where}: --{name} is chosen for each run by reproduce.py (--seeds, "
                              "--out and --only are its own options): leave it out")
+    for name, value in vars(parsed).items():
+        expected = experiment.unfulfilled(name, value)
+        if expected:
+            raise ValueError(f"{where}: --{name.replace('_', '-')} is {value}: expected {expected}")
     return parsed
 
 

@@ -588,6 +588,7 @@ def test_without_matplotlib_the_report_has_all_but_pictures(toy, finished, monke
     (["--out", "{file}"], "cannot write into {file}"),
     (["--world", "closed"], "--world is chosen for each run"),
     (["--compcos=--seed 3"], "reproduce.py --compcos: --seed is chosen for each run"),
+    (["--tmn=--lr -4"], "reproduce.py --tmn: --lr is -4.0: expected a positive number"),
     (["--strong=--recipe published"], "reproduce.py --strong: --recipe is chosen"),
     (["--tmn=--out elsewhere"], "reproduce.py --tmn: --out is chosen"),
     (["--compcos=--epochs 'x"], "reproduce.py --compcos \"--epochs 'x\": No closing quotation"),
