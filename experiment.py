@@ -131,16 +131,13 @@ def calibrate(model, features, target, seen, candidates, bias):
     bias on the unseen.
     """
     scores, target = some_scores(model, features, target, seen)
-    device = scores.device
-    is_unseen = torch.as_tensor(~seen.ravel(), device=device)
     temperatures = {}
     for name, mask in candidates.items():
-        columns = torch.as_tensor(np.flatnonzero(mask), device=device)
         images = np.flatnonzero(mask[target])  # those whose truth is a candidate
-        ranked = (scores + bias[name] * is_unseen)[torch.as_tensor(images, device=device)]
         place = np.cumsum(mask) - 1            # of a candidate among the candidates
-        truths = torch.as_tensor(place[target[images]], device=device)
-        temperatures[name] = fit_temperature(ranked[:, columns], truths)
+        truths = torch.as_tensor(place[target[images]], device=scores.device)
+        ranked = candidate_scores(scores, seen, mask, bias[name])
+        temperatures[name] = fit_temperature(ranked[torch.as_tensor(images)], truths)
     return temperatures
 
 
@@ -155,6 +152,14 @@ def some_scores(model, features, target, seen):
     return torch.cat([block for _, block in blocks]), target[chosen]
 
 
+def candidate_scores(scores, seen, mask, bias):
+    """Of scores (n, C), those of the P candidates in the mask (C,) as they are ranked, with the
+    bias on the unseen: (n, P)."""
+    columns = np.flatnonzero(mask)
+    offset = torch.as_tensor(np.where(seen.ravel()[columns], 0.0, bias), dtype=scores.dtype)
+    return scores[:, torch.as_tensor(columns)] + offset.to(scores.device)
+
+
 def certainty(model, features, target, seen, candidates, bias, temperature):
     """How far the probabilities of `calibrate` can be trusted: of each candidate set, name -> the
     mean `probability` of the answers to these images and the share that is `right`.
@@ -162,13 +167,11 @@ def certainty(model, features, target, seen, candidates, bias, temperature):
     Test images (N, F), their targets (N,); candidates, bias and temperature by name.
     """
     scores, target = some_scores(model, features, target, seen)
-    is_unseen = torch.as_tensor(~seen.ravel(), device=scores.device)
     found = {}
     for name, mask in candidates.items():
-        hidden = torch.as_tensor(~mask, device=scores.device)
-        ranked = (scores + bias[name] * is_unseen).masked_fill(hidden, -torch.inf)
-        probability, answer = (ranked / temperature[name]).softmax(1).max(1)
-        right = answer.cpu().numpy() == target
+        ranked = candidate_scores(scores, seen, mask, bias[name])
+        probability, place = (ranked / temperature[name]).softmax(1).max(1)
+        right = np.flatnonzero(mask)[place.cpu().numpy()] == target
         found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
     return found
 
