@@ -1,35 +1,31 @@
-"""What every script needs and no paper describes: progress on stderr, errors without tracebacks,
-whole files or none, one run a folder, work spread over several processes. It has no command line:
-`python compcos.py` is where to begin.
+"""What every script needs and no paper describes: words and numbers of messages, progress on stderr,
+whole files or none, one run a folder, work spread over several processes, errors without
+tracebacks. It has no command line: `python compcos.py` is where to begin.
 """
 
+import argparse
 import atexit
+import csv
 import datetime
-import errno
 import functools
-import glob
 import io
 import math
 import os
-import re
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
-STALE_SECONDS = 3600  # after which a `.part` file is taken for one that a dead process left
-HOLDING_SECONDS = 2  # in which a process holds a `.part` that it has made
 SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
-WAITING_SECONDS = 0.2  # between two looks at how far other processes are
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
+CLOSED_PIPE = 141    # the status of a program that SIGPIPE ended, as shells know it
 
 
 def wait_gently():
@@ -45,11 +41,85 @@ def wait_gently():
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
+# ---- words and numbers ----
+
+
+def count(number, what):
+    """`1 row`, `1,234 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def some(names, most=5):
+    """The first few of many names, and how many more.
+
+    >>> some("abcdefg", most=3)
+    'a, b, c and 4 more'
+    """
+    names = [str(name) for name in names]
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most:,} more"
+    return text
+
+
+def reason(error):
+    """What an exception says, in a line, without the advice of NumPy and torch to load unsafely."""
+    text = " ".join(str(error).split())
+    if "allow_pickle" in text or "weights_only" in text:
+        return "it holds Python objects, and only plain data are loaded"
+    return f"{type(error).__name__}: {text[:100]}"
+
+
+def duration(seconds):
+    """Seconds as people read them.
+
+    >>> duration(7.2), duration(312), duration(7500)
+    ('7 s', '5 min 12 s', '2 h 05 min')
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+
+
+def check_number(name, value, *, least=-math.inf, above=-math.inf, below=math.inf, most=math.inf):
+    """The value, or a ValueError with its name: not finite, or out of this range."""
+    is_inside = least <= value <= most and above < value < below
+    if is_inside and math.isfinite(value):
+        return value
+    limits = dict(least="at least", above="more than", below="less than", most="at most")
+    given = dict(least=least, above=above, below=below, most=most)
+    expected = ["a finite number"]
+    for limit, words in limits.items():
+        if math.isfinite(given[limit]):
+            expected.append(f"{words} {given[limit]}")
+    raise ValueError(f"{name} is {value}: expected {', '.join(expected)}")
+
+
+def number(kind=float, **limits):
+    """A type for argparse: a number of this kind within the limits of `check_number`.
+
+    >>> number(int, least=1)("3")
+    3
+    """
+    def parse(text):
+        try:
+            return check_number("it", kind(text), **limits)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return parse
+
+
+# ---- progress ----
+
+
 class Progress:
     """A line on stderr that says what, how far and how long still.
 
-    On a terminal it is redrawn; in a batch job's log it is a line a minute. With `together` it
-    counts what all processes do, which must all make it at the same place.
+    On a terminal it is redrawn; in a batch job's log it is a line a minute.
 
     >>> with Progress("decoding", total=2, unit="images") as progress:
     ...     progress.update(1)
@@ -57,40 +127,37 @@ class Progress:
     """
 
     def __init__(self, what, total=None, unit="", together=False):
-        self.add = tally(together)
         self.what = what
         self.total = total
         self.unit = unit
         self.done = 0
         self.start = time.monotonic()
         self.on_terminal = is_terminal(sys.stderr)
-        self.drawn = False
-        self.shown = self.start - BATCH_SECONDS if self.on_terminal else self.start
+        self.shown = self.start  # when a line was drawn last
+        self.is_drawn = False
 
     def update(self, count=1, note=""):
         """Advance by `count` (in the unit of `total`); redraw at most ten times a second."""
-        self.advance(count)
+        self.done += count
         now = time.monotonic()
         pause = 0.1 if self.on_terminal else BATCH_SECONDS
         is_last = self.on_terminal and self.done == self.total
         if now - self.shown < pause and not is_last:
             return
         self.shown = now
-        line = self.line(now, note)
         if self.on_terminal:
-            self.drawn = True
-            write_quietly(sys.stderr, f"\r\x1b[K{line}")
+            say(f"\r\x1b[K{self.line(now, note)}", end="")
+            self.is_drawn = True
         else:
-            write_quietly(sys.stderr, f"{line}\n")
+            say(self.line(now, note))
 
     def advance(self, count):
-        """Count, and draw nothing."""
-        self.done = self.add(count)
+        self.done += count
 
     def line(self, now, note=""):
         """What is shown at a time."""
         rate = self.done / max(now - self.start, 1e-9)
-        line = f"{printable(self.what)} {self.done:,}"
+        line = f"{self.what} {self.done:,}"
         if self.total:
             line += f"/{self.total:,}"
         if self.unit:
@@ -98,16 +165,15 @@ class Progress:
         if self.total and rate:
             line += f", {duration((self.total - self.done) / rate)} left"
         if note:
-            line += f", {printable(note)}"
+            line += f", {note}"
         return line
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if self.drawn:
-            write_quietly(sys.stderr, "\n")
-            self.drawn = False
+        if self.is_drawn:
+            say("")
 
 
 def is_terminal(stream):
@@ -116,6 +182,329 @@ def is_terminal(stream):
         return stream.isatty()
     except (AttributeError, ValueError):
         return False
+
+
+def say(text, end="\n"):
+    """A line on stderr. Where that is closed, or its reader is gone, the work goes on."""
+    try:
+        print(text, file=sys.stderr, end=end, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+# ---- files ----
+
+
+@contextmanager
+def reading(path, remedy):
+    """Inside, the file `path` is read and what it holds is used: whatever is wrong with it is one
+    ValueError.
+
+    Its one line names the file, what is wrong, and the `remedy`. A file that is not there or cannot
+    be opened (OSError) and a lack of memory pass.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for for ever
+            raise ValueError(f"{path} is no plain file")
+        yield path
+    except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
+        # An OSError without a file's name is of a place beyond the file's end.
+        is_unread = isinstance(error, OSError) and error.filename is not None
+        if is_unread or is_out_of_memory(error):
+            raise
+        problem = " ".join(str(error).split())
+        if str(path) not in problem:
+            problem = f"{path} cannot be used ({reason(error)})"
+        raise ValueError(f"{problem}; {remedy}") from None
+
+
+@contextmanager
+def writing(path, mode="w", shared=False):
+    """A file in memory, of text or bytes, that is written to `path` only if the block ends well.
+
+    The bytes go to a temporary file beside `path`, which then takes its name: a kill or a full disk
+    leaves what was there before. Under a run's lock that file has one name, which the next run
+    uses again; `shared`, where several commands may write at once, each has its own. OSError names
+    `path`.
+    """
+    path = Path(path)
+    file = io.BytesIO() if "b" in mode else io.StringIO(newline="")
+    yield file
+    content = file.getvalue()
+    if isinstance(content, str):
+        content = content.encode()
+    number = f".{os.getpid()}" if shared else ""
+    part = path.with_name(f".{path.name}{number}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_rows(path, header, rows):
+    """A .csv file, whole or not at all: the header, and rows of as many cells."""
+    with writing(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def check_writable(folder, option="--out"):
+    """OSError unless files can be written into the folder of an option; it need not be there
+    yet."""
+    folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        raise OSError(f"{folder} is a link to {os.readlink(folder)}, which is not there: give "
+                      f"another {option}, or make that folder")
+    place = folder
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
+                      f"another {option}") from None
+
+
+@contextmanager
+def lock(folder):
+    """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
+
+    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
+    system has no locks, a warning says so.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a+b") as file:
+        try:
+            import fcntl
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
+                             "--out") from None
+        except (ImportError, OSError):  # Windows, or a file system that has no locks
+            warnings.warn(f"no lock can be had on {folder}: see yourself that no other run writes "
+                          "there", stacklevel=3)
+        yield
+
+
+# ---- several processes ----
+#
+# `torchrun` starts the same script several times and tells each process its number and theirs in
+# the environment. All run the same lines and choose their part by `rank()`; inside `alone()` a
+# process works as if it were the only one. They meet at `gather`: whoever reaches it waits for all
+# others, so all must reach it. Without torchrun there is one process, all of this does nothing, and
+# torch.distributed is not imported.
+
+
+def rank():
+    """This process's number among `processes()`, from 0: the one that prints."""
+    return int(os.environ["RANK"]) if processes() > 1 else 0
+
+
+def processes():
+    """How many processes work together."""
+    if "RANK" not in os.environ:
+        return 1
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+@contextmanager
+def alone():
+    """Inside, this process works for itself, as if it were the only one."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextmanager
+def group():
+    """torch.distributed with all processes in one group. ConnectionError: another one has ended."""
+    from torch import distributed
+    try:
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", timeout=PATIENCE)
+            atexit.register(distributed.destroy_process_group)
+        yield distributed
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason(error)})") from None
+
+
+def gather(value):
+    """What each process gave, a list in order of rank. All wait for the last one, and often that is
+    what it is called for."""
+    if processes() == 1:
+        return [value]
+    values = [None for _ in range(processes())]
+    with group() as distributed:
+        distributed.all_gather_object(values, value)
+    return values
+
+
+def spread(items, work, progress=None):
+    """Yield (item, work(item)) in order. Of several processes each works on every so-manyth item,
+    alone, and what they found is yielded once all have ended."""
+    if processes() == 1:
+        for item in items:
+            yield item, work(item)
+        return
+    mine = items[rank()::processes()]
+    with alone():
+        results = [work(item) for item in mine]
+    shares = gather(results)
+    for place, item in enumerate(items):
+        turn, owner = divmod(place, processes())
+        yield item, shares[owner][turn]
+
+
+def check_shared(folder):
+    """OSError unless every process sees in `folder` what the first one writes there."""
+    if processes() == 1:
+        return
+    note = Path(folder, ".shared")
+    written = secrets.token_hex(8)
+    if rank() == 0:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(written)
+    written = gather(written)[0]
+    sees = gather(note.exists() and note.read_text() == written)
+    if rank() == 0:
+        note.unlink()
+    if not all(sees):
+        raise OSError(f"{folder}: process {sees.index(False)} of {processes()} does not see what "
+                      "process 0 wrote there: give a folder that all machines share")
+
+
+# ---- scripts ----
+
+
+def command(main):
+    """Decorate a `main(argv=None)`: how every script ends.
+
+    Bad input (ValueError, OSError) and a lack of memory end in an `error:` line and status 2,
+    Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129; who closes the pipe that is printed to ends the
+    work without a word. Of several processes the first one prints.
+    """
+
+    @functools.wraps(main)
+    def guarded(argv=None):
+        received = []
+        with interrupting_signals(received), warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+            try:
+                with printing():
+                    return main(argv)
+            except BrokenPipeError:
+                # what Python would still write at its end goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                status = CLOSED_PIPE
+            except KeyboardInterrupt as interrupt:
+                if rank() == 0:
+                    say(f"\n{interrupt or 'interrupted'}")
+                status = 128 + received[0] if received else 130
+            except Exception as error:
+                if is_out_of_memory(error):
+                    error = MemoryError(f"out of memory ({reason(error)}): lower --batch-size, or "
+                                        "use a larger machine; a training goes on with --resume")
+                elif not isinstance(error, (ValueError, OSError)):
+                    raise
+                say_once(f"error: {error}")
+                status = 2
+        raise SystemExit(status)
+
+    return guarded
+
+
+@contextmanager
+def printing():
+    """Inside, stdout and stderr take any character, and only those of the first process are seen.
+
+    At the end all is printed, so that a closed pipe or a full disk is noticed inside.
+    """
+    if rank() > 0:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's streams are of another kind
+            stream.reconfigure(errors="backslashreplace")
+    yield
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def is_out_of_memory(error):
+    """Whether an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "allocate memory" in str(error)
+
+
+def say_once(text):
+    """`say` what is wrong, once.
+
+    What all processes find, the first one says. Another speaks only if nothing ends it meanwhile,
+    as torchrun does once the first one has failed.
+    """
+    if rank() > 0:
+        time.sleep(GRACE_SECONDS)
+        text = f"process {rank()}: {text}"
+    say(text)
+
+
+@contextmanager
+def interrupting_signals(received):
+    """Inside, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that work is saved; their
+    number is put into `received`.
+
+    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
+    What is ignored, as by nohup, stays so. Only the main thread may do this: others leave signals
+    to whoever runs them.
+    """
+    interrupted_at = -math.inf
+
+    def stop(number, frame):
+        nonlocal interrupted_at
+        now = time.monotonic()
+        if now - interrupted_at > SAVING_SECONDS:
+            interrupted_at = now
+            received.append(number)
+            raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- LEGACY: goes once all callers have moved ----
+
+import errno
+import glob
+import re
+import shutil
+from contextlib import nullcontext
+STALE_SECONDS = 3600
+HOLDING_SECONDS = 2
+WAITING_SECONDS = 0.2
 
 
 def write_quietly(stream, text):
@@ -147,44 +536,6 @@ def printable(text):
         else:
             characters.append(character.encode("unicode_escape").decode())
     return "".join(characters)
-
-
-def duration(seconds):
-    """Seconds as people read them.
-
-    >>> duration(7.2), duration(312), duration(7500)
-    ('7 s', '5 min 12 s', '2 h 05 min')
-    """
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
-
-
-# ---- files ----
-
-
-@contextmanager
-def writing(path, mode="w", **options):
-    """A file in memory that is written to `path`, whole, only if the block ends well.
-
-    The bytes go to a `.part` file beside `path`, which then takes its name: a kill or a full disk
-    leaves what was there before. An OSError names `path`.
-    """
-    path = Path(path)
-    if not os.access(path.parent, os.W_OK):
-        raise OSError(f"cannot write {path}: its folder is not there or cannot be written")
-    if "b" in mode:
-        file = io.BytesIO()
-        yield file
-        contents = file.getvalue()
-    else:
-        file = io.StringIO(newline=options.get("newline", ""))
-        yield file
-        contents = file.getvalue().encode(options.get("encoding", "utf-8"))
-    write_whole(path, contents)
 
 
 def write_whole(path, contents):
@@ -262,20 +613,6 @@ def held(part):
         os.close(handle)
 
 
-def check_writable(folder, option="--out"):
-    """OSError unless files can be written into the folder of an option; it need not be there
-    yet."""
-    place = Path(folder)
-    while not place.exists():
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
-                      f"another {option}") from None
-
-
 def reserve(path, size, meant=None):
     """Give a new or sparse file `path` the room of `size` bytes. OSError names it, or what it is
     `meant` to become, and leaves nothing."""
@@ -290,28 +627,6 @@ def reserve(path, size, meant=None):
         path.unlink(missing_ok=True)
         raise type(error)(error.errno, f"no room for {meant or path}, {size / 2**20:,.0f} MB: "
                           f"{error.strerror}") from None
-
-
-@contextmanager
-def lock(folder):
-    """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
-
-    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
-    file system has no locks, a warning says so.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+b") as file:
-        file.seek(0)
-        try:
-            is_locked = take_lock(file.fileno())
-        except BlockingIOError:
-            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
-                             "--out") from None
-        if not is_locked:
-            warnings.warn(f"the file system of {folder} has no locks: see yourself that no other "
-                          "run writes there", stacklevel=3)
-        yield
 
 
 def take_lock(handle):
@@ -333,94 +648,9 @@ def take_lock(handle):
     return True
 
 
-# ---- several processes ----
-#
-# `torchrun` starts the same script several times and tells each process its number and theirs in
-# the environment. All run the same lines and choose their part by `rank()`: `share` divides rows,
-# `spread` and `take_turns` divide trainings, inside `alone()` a process works as if it were the
-# only one. They meet at `gather`: whoever reaches it waits for all others, so all must reach it.
-# Without torchrun there is one process, all of this does nothing, and torch.distributed is not
-# imported.
-
-
-def rank():
-    """This process's number among `processes()`, from 0: the one that prints."""
-    return int(os.environ["RANK"]) if processes() > 1 else 0
-
-
-def processes():
-    """How many processes work together."""
-    if "RANK" not in os.environ:
-        return 1
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
-@contextmanager
-def alone():
-    """Inside, this process works for itself, as if it were the only one."""
-    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
-@contextmanager
-def group():
-    """torch.distributed with all processes in one group: nccl between GPUs, gloo for all else.
-
-    ConnectionError: one of the others has ended.
-    """
-    from torch import cuda, distributed
-    try:
-        if not distributed.is_initialized():
-            has_nccl = cuda.is_available() and distributed.is_nccl_available()
-            backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
-            distributed.init_process_group(backend, timeout=PATIENCE)
-            atexit.register(distributed.destroy_process_group)
-        yield distributed
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        reason = re.sub(r"^\[.*?\] ", "", str(error).strip())  # without the place in gloo's source
-        reason = re.split(r"\. |\n", reason)[0][:160]
-        raise ConnectionError("the processes have lost one another, as when one has ended "
-                              f"({reason})") from None
-
-
-def gather(value):
-    """What each process gave, a list in order of rank. All wait for the last one, and often that is
-    what it is called for."""
-    if processes() == 1:
-        return [value]
-    values = [None for _ in range(processes())]
-    with group() as distributed:
-        distributed.all_gather_object(values, value)
-    return values
-
-
 def share(count):
     """The slice of `count` rows that is this process's; together they are all, in order of rank."""
     return slice(count * rank() // processes(), count * (rank() + 1) // processes())
-
-
-def spread(items, work, progress=None):
-    """Yield (item, work(item)) in order, as many at a time as there are processes, each alone.
-
-    progress: of all processes, shown while this one waits for the others.
-    """
-    count_ended = tally()
-    for start in range(0, len(items), processes()):
-        begun = items[start:start + processes()]
-        result = None
-        if rank() < len(begun):  # in the last round there may be fewer items than processes
-            item = begun[rank()]
-            with alone():
-                result = work(item)
-        count_ended(1)
-        if progress is not None:
-            show_until(progress, count_ended, start + processes())
-        yield from zip(begun, gather(result))
 
 
 def tally(together=True):
@@ -470,24 +700,6 @@ def take_turns(count):
         number = take(1) - 1
 
 
-def check_shared(folder):
-    """OSError unless every process sees in `folder` what the first one writes there."""
-    if processes() == 1:
-        return
-    note = Path(folder, ".shared")
-    if rank() == 0:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(secrets.token_hex(8))
-    written = gather(note.read_text() if rank() == 0 else "")[0]
-    sees = gather(note.exists() and note.read_text() == written)
-    if rank() == 0:
-        note.unlink()
-    if not all(sees):
-        blind = [str(number) for number, is_there in enumerate(sees) if not is_there]
-        raise OSError(f"{folder}: process {', '.join(blind)} of {processes()} does not see what "
-                      "process 0 wrote there: give a folder that all machines share")
-
-
 @contextmanager
 def signals_together():
     """A function that tells whether any process was asked to stop, for all to stop at one place.
@@ -525,65 +737,6 @@ def say_for_all(text):
     elif processes() > 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, where another one failed
     say(text)
-
-
-# ---- scripts ----
-
-
-def command(main):
-    """Decorate a `main(argv=None)`: how every script ends.
-
-    Bad input (ValueError, OSError) and a lack of memory end in an `error:` line and status 2,
-    Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129. A closed stdout or stderr does not end the work.
-    Of several processes the first one prints.
-    """
-
-    @functools.wraps(main)
-    def guarded(argv=None):
-        status = 0
-        received = []
-        with signals_as_interrupts(received), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-            survive_odd_streams()
-            try:
-                with first_alone_prints():
-                    result = main(argv)
-                full = getattr(sys.stdout, "full", None)
-                if full is not None:
-                    raise OSError(f"not all that was printed could be written: {full.strerror}")
-                return result
-            except (ValueError, OSError) as error:
-                say_for_all(f"error: {error}")
-                status = 2
-            except KeyboardInterrupt as interrupt:
-                text = str(interrupt) or "interrupted"
-                if processes() > 1 and received == [signal.SIGTERM]:
-                    text = f"torchrun has ended all, as it does when one process fails; {text}"
-                if rank() == 0:
-                    say(f"\n{text}")
-                status = 128 + received[0] if received else 130
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                why = " ".join(str(error).split())[:160] or "no more is said"
-                say_for_all(f"error: out of memory ({why}): lower --batch-size, or use a larger "
-                            "machine; a training goes on with --resume")
-                status = 2
-        raise SystemExit(status)
-
-    return guarded
-
-
-def is_out_of_memory(error):
-    """Whether an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return "allocate memory" in str(error)
-
-
-def say(text):
-    """A line on stderr, whatever became of it."""
-    write_quietly(sys.stderr, f"{printable(text)}\n")
 
 
 @contextmanager
@@ -673,8 +826,3 @@ def survive_odd_streams():
             pass  # closed, or a test's or a notebook's own stream
         if stream in (sys.__stdout__, sys.__stderr__):
             setattr(sys, name, Forgiving(stream))
-
-
-if __name__ == "__main__":
-    print("common.py holds what the scripts share: progress, errors, whole files, several "
-          "processes; run `python compcos.py`.")
