@@ -16,7 +16,7 @@ import os
 import platform
 import shlex
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -353,12 +353,13 @@ def choose_folder(prepared):
     folders = [RUNS / name]
     for number in range(2, 1000):
         folders.append(RUNS / f"{name}-{number}")
-    there = [folder for folder in folders if folder.exists()]
     if prepared.resume:
+        there = [folder for folder in folders if folder.exists()]
         return there[-1] if there else folders[0]
-    free = next(folder for folder in folders if folder not in there)
-    free.mkdir(parents=True)  # OSError: another run has just begun there
-    return free
+    for folder in folders:
+        with suppress(FileExistsError):  # mkdir decides between two that start at once
+            folder.mkdir(parents=True)
+            return folder
 
 
 def check_place(out, seeds, resume):
@@ -515,6 +516,8 @@ def appended(path, shape):
             np.lib.format.write_array_header_1_0(file, about)
             yield Appended(file)
         os.replace(part, path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -618,37 +621,6 @@ def read_feasibility(path, states, objects):
     return scores
 
 
-# until features.py is merged, which has this function
-def features_like(checkpoint, paths, device, weights=None, skip_broken=False, max_pixels=None):
-    """Features (N, F) of image files, made as those of the loaded checkpoint.
-
-    weights: their file, if it has moved.
-    skip_broken: rows of files that cannot be read are NaN. max_pixels: as of `extract`. ValueError:
-    other weights than the model's, or features that no backbone here makes.
-    """
-    backbone = checkpoint["settings"]["backbone"] if checkpoint else "unknown features"
-    if backbone.startswith(drawings.FEATURE):
-        return image_features.extract(paths, backbone="pixels", device="cpu",
-                                      skip_broken=skip_broken, max_pixels=max_pixels)
-    if not backbone.startswith("ResNet-18"):
-        raise ValueError(f"the model was trained on {backbone}: hand predict() an array of such "
-                         "features, not images, or give --features FILE")
-    weights = weights or checkpoint["settings"].get("weights")
-    if weights and not Path(weights).is_file():
-        raise FileNotFoundError(f"no weights file {weights}: the model was trained on {backbone}; "
-                                "--weights FILE says where its weights are now")
-    # Compared first: what has other weights need not be loaded, let alone fetched.
-    upright = "upright" in backbone
-    here = image_features.describe(weights, upright)
-    if not backbone.startswith(here):
-        raise ValueError(f"the model was trained on features of {backbone}, here are {here}: give "
-                         "--weights FILE (the digits begin the file's SHA-256)")
-    network = image_features.load_backbone(weights)
-    return image_features.extract(paths, backbone=network, device=device,
-                                  respect_orientation=upright, skip_broken=skip_broken,
-                                  max_pixels=max_pixels)
-
-
 # ---- the table ----
 
 
@@ -693,7 +665,7 @@ def describe_run(metrics):
     settings = metrics["settings"]
     recipe = ""
     if "recipe" in settings:
-        recipe = f"{settings['recipe']} recipe; {common.count(settings['members'], 'member')}; "
+        recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
     return (f"features {settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}"
             f"best epoch {metrics['best_epoch']:.0f} of {settings['epochs']}; {settings['device']}")
 
