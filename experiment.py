@@ -16,7 +16,7 @@ import os
 import platform
 import shlex
 import zlib
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,12 +216,12 @@ def fit_temperature(scores, target):
 # ---- measuring ----
 
 
-def measure(model, arrays, dataset, rho, *, mask="paper", save=None):
+def measure(model, arrays, dataset, rho, *, mask="paper"):
     """All that is reported of a trained model: (metrics.json's content, what `sweep` gives of the
     test, the test's candidates by name).
 
-    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility; `save`
-    takes the test scores. τ and the fixed biases come from validation alone.
+    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility. τ and
+    the fixed biases come from validation alone.
     """
     seen = dataset.seen
     threshold, threshold_curve = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
@@ -239,7 +239,7 @@ def measure(model, arrays, dataset, rho, *, mask="paper", save=None):
             bias[name] = 0.0
     temperature = calibrate(model, *arrays["val"], seen, masks["val"], bias)
     test = {}
-    tested = sweep(model, *arrays["test"], seen, masks["test"], save=save)
+    tested = sweep(model, *arrays["test"], seen, masks["test"])
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept) | dict(fixed_bias=accuracy_at(swept, bias[name]))
     sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
@@ -398,16 +398,11 @@ def one_seed(build, prepared, seed, out):
     history = train_model(model, arrays, prepared, settings, out)
     best = max(history, key=lambda row: row["validation"])
     rho = model.feasibility(dataset.seen)
-    # Scores of an earlier start may be of another epoch: those that are there are made anew.
-    path = out / "scores.npy"
-    is_saving = prepared.save_scores or path.exists()
-    shape = (len(dataset.targets["test"]), dataset.seen.size)
-    with appended(path, shape) if is_saving else nullcontext() as save:
-        metrics, tested, masks = measure(model, arrays, dataset, rho, mask=settings["mask"],
-                                         save=save)
+    metrics, tested, masks = measure(model, arrays, dataset, rho, mask=settings["mask"])
     metrics |= dict(settings=settings, versions=versions(), best_epoch=best["epoch"])
-    if is_saving:
-        write_scores(out, dataset, masks)
+    # Scores of an earlier start may be of another epoch: those that are there are made anew.
+    if prepared.save_scores or (out / "scores.npy").exists():
+        write_scores(out, model, arrays["test"][0], dataset, masks)
     write_answers(out, dataset, tested, metrics["bias"])
     with common.writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
@@ -505,35 +500,21 @@ def composition_names(dataset):
     return [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
 
 
-@contextmanager
-def appended(path, shape):
-    """A file .npy of float32 (N, C) that takes `rows[slice] = scores` in the order of the images,
-    and has its name only once it is whole. A full disk is an OSError."""
-    part = path.with_name(f".{path.name}.part")
+@torch.no_grad()
+def write_scores(out, model, features, dataset, masks):
+    """For evaluate.py: scores.npy, float32 (N, C) of the test images (N, F), written block by block
+    and whole or not at all; and beside it a file of each candidate set."""
+    part = out / ".scores.npy.part"
+    about = dict(descr="<f4", fortran_order=False, shape=(len(features), dataset.seen.size))
     try:
         with open(part, "wb") as file:
-            about = dict(descr="<f4", fortran_order=False, shape=shape)
             np.lib.format.write_array_header_1_0(file, about)
-            yield Appended(file)
-        os.replace(part, path)
+            for _, scores in chunks(model, features, model.compositions()):
+                file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
+        os.replace(part, out / "scores.npy")
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
-    finally:
         part.unlink(missing_ok=True)
-
-
-class Appended:
-    """What `sweep` fills, as if it were an array: each block is written behind the last one."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __setitem__(self, part, scores):
-        self.file.write(np.ascontiguousarray(scores, "<f4"))
-
-
-def write_scores(out, dataset, masks):
-    """Beside scores.npy, a file of each candidate set for evaluate.py."""
+        raise OSError(f"cannot write {out / 'scores.npy'}: {error.strerror}") from None
     for name, mask in masks.items():
         with common.writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
@@ -776,14 +757,12 @@ def prepare(options, model, defaults):
     dataset, features, backbone, weights = (*found, None)[:4]  # until features.py is merged
     for note in dataset.notes:
         print(f"note: {note}")
-    if "rivals" in chosen and chosen["rivals"] is None:
+    if chosen.get("rivals", "all") is None:
         chosen["rivals"] = choose_rivals(dataset, options.world)
-    images = {phase: len(dataset.targets[phase]) for phase in data.PHASES}
     settings = dict(model=model, dataset=dataset.name,
                     data_crc32=checksum(dataset, vectors, features), world=options.world,
                     vectors=list(sources), missing=options.missing, backbone=backbone,
-                    weights=weights, images=images, device=str(device), mask=options.mask,
-                    **chosen)
+                    weights=weights, device=str(device), mask=options.mask, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
     return Prepared(dataset, features, states, objects, device, settings, options.out,
                     seeds, options.resume, options.save_scores, options.eager)

@@ -341,13 +341,13 @@ def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys, 
             raise OSError(28, "No space left on device")
         return write_bytes(path, content)
 
-    def fill_scores(self, part, scores):
-        if name == "scores.npy":
-            raise OSError(28, "No space left on device")
+    def fill_scores(*_):
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", fill_up)
-        patch.setattr(experiment.Appended, "__setitem__", fill_scores)
+        if name == "scores.npy":
+            patch.setattr(np.lib.format, "write_array_header_1_0", fill_scores)
         error = refusal(capsys, toy, out, "--resume")
     assert f"cannot write {out / name}: No space left on device" in error
     assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
