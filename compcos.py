@@ -198,7 +198,8 @@ class CompCos(nn.Module):
         self.warmup = common.check_number("warmup", warmup, least=0)
         self.mix = mix
         self.word_rate = common.check_number("word_rate", word_rate, above=0)
-        logs = np.log(np.maximum(1 if images is None else images, np.ones(shape)))
+        images = np.ones(shape) if images is None else np.asarray(images)
+        logs = np.log(np.maximum(images, 1))
         logs -= logs[seen.cpu().numpy()].mean()
         logs *= common.check_number("counts", counts, least=0)
         self.counts = torch.as_tensor(logs, dtype=self.states.dtype, device=seen.device)
