@@ -314,6 +314,7 @@ def experiment(build, prepared):
     with common.lock(out) if is_first else nullcontext():
         if is_first:
             check_place(out, seeds, prepared.resume)
+            check_joined(out, settings)
         common.check_shared(out)
         if common.processes() > len(seeds):
             common.say(f"note: {common.processes()} processes for "
@@ -370,6 +371,16 @@ def check_place(out, seeds, resume):
                          "another --out")
 
 
+def check_joined(out, settings):
+    """ValueError where seeds in the folder `out`, which others are to join, had other settings."""
+    for path in sorted(out.glob("seed[0-9]*/metrics.json")):
+        there = read_json(path)["settings"]
+        for name in sorted(settings.keys() - {"epochs", "device"}):
+            if there.get(name) != settings[name]:
+                raise ValueError(f"{name}: {there.get(name)!r} in {path}, {settings[name]!r} here: "
+                                 "give the same options and data, or another --out")
+
+
 def folder_of(out, seed, seeds):
     """Where the files of one of these seeds go: `out`, or its seedK where there are several."""
     if len(seeds) > 1 or has_seeds(out):
@@ -392,9 +403,9 @@ def one_seed(build, prepared, seed, out):
     arrays = arrays_of(prepared)
     check_model(model, arrays["train"][0], dataset.seen)
     history = train_model(model, arrays, prepared, settings, out)
-    best = max(history, key=lambda row: row["validation"])
     rho = model.feasibility(dataset.seen)
     metrics, tested, masks = measure(model, arrays, dataset, rho, mask=settings["mask"])
+    best = max(history, key=lambda row: row["validation"])
     metrics |= dict(settings=settings, versions=versions(), best_epoch=best["epoch"])
     # Scores of an earlier start may be of another epoch: those that are there are made anew.
     if prepared.save_scores or (out / "scores.npy").exists():
@@ -543,8 +554,7 @@ def write_json(path, value):
 
 def versions():
     """What the numbers depend on besides the settings."""
-    machine = platform.machine()
-    machine += f", {common.count(torch.get_num_threads(), 'thread')}"
+    machine = f"{platform.machine()}, {common.count(torch.get_num_threads(), 'thread')}"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
@@ -647,8 +657,8 @@ def describe(results):
     if "recipe" in settings:
         recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
     epochs = ", ".join(str(result["best_epoch"]) for result in results)
-    return (f"features {settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}"
-            f"best epoch {epochs} of {settings['epochs']}; {settings['device']}")
+    return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
+            f"{epochs} of {settings['epochs']}; {settings['device']}")
 
 
 def table_notes(metrics):
