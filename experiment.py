@@ -312,9 +312,8 @@ def experiment(build, prepared):
     is_first = common.rank() == 0
     out = common.gather(choose_folder(prepared) if is_first else None)[0]
     with common.lock(out) if is_first else nullcontext():
-        if is_first:
-            check_place(out, seeds, prepared.resume)
-            check_joined(out, settings)
+        check_place(out, seeds, prepared.resume)
+        check_joined(out, settings)
         common.check_shared(out)
         if common.processes() > len(seeds):
             common.say(f"note: {common.processes()} processes for "
@@ -736,9 +735,11 @@ def prepare(options, model, defaults):
     defaults: dataset name or "other" -> settings, which options of these names replace.
     """
     seeds = list(dict.fromkeys(options.seed))
-    folder = options.out or RUNS / "new"
-    check_place(folder, seeds, options.resume)
-    common.check_writable(folder)
+    beside = RUNS  # where the results go
+    if options.out is not None:
+        beside = options.out.parent
+        check_place(options.out, seeds, options.resume)
+    common.check_writable(options.out or RUNS)
     if options.dataset == "shapes" and common.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
     common.gather("the built-in data are there, and nobody has begun to write into --out")
@@ -759,7 +760,7 @@ def prepare(options, model, defaults):
                                  missing=options.missing, root=options.data_root)
     found = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device,
-        skip_broken=options.skip_broken, cache=options.cache, fallback=folder.parent)
+        skip_broken=options.skip_broken, cache=options.cache, fallback=beside)
     dataset, features, backbone, weights = (*found, None)[:4]  # until features.py is merged
     for note in dataset.notes:
         print(f"note: {note}")
