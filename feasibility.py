@@ -211,32 +211,17 @@ def rank_correlation(a, b):
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def agreement(scores, seen, states, objects, *, occurring=None, published=None, tables=None):
+def agreement(scores, seen, *, occurring=None, published=None):
     """{figure: value} of how scores (S, O) fit what is known of the unseen compositions.
 
-    As far as it is given: occurring (S, O) bool, those that exist; published (S, O), other scores;
-    tables, ranked ones such as the paper's, {"objects" or "states": {name: [names of the most
-    feasible partners, of the least]}}. Of a table, the figure is how many names are the same.
-    ValueError: arrays that do not fit, an unknown name in a table.
+    As far as it is given: occurring (S, O) bool, those that exist; published (S, O), other scores.
+    ValueError: arrays that do not fit.
     """
     figures = {}
     if published is not None:
         figures["rank correlation"] = rank_correlation(scores[~seen], published[~seen])
     if occurring is not None:
         figures["AUROC"] = auroc(scores, occurring, ~seen)
-
-    for kind, table in (tables or {}).items():
-        ends = getattr(ranked(scores, seen, top=scores.size), kind)
-        names, partners = (objects, states) if kind == "objects" else (states, objects)
-        for end, title in enumerate(("most", "least")):
-            total = 0
-            shared = 0
-            for name, row in table.items():
-                theirs = row[end]
-                ours = ends[names.index(name)][end][:len(theirs)]
-                total += len(theirs)
-                shared += len({partners[k] for k in ours}.intersection(theirs))
-            figures[f"{kind}: {title} (of {total})"] = shared
     return figures
 
 
@@ -279,7 +264,8 @@ def _cosines(vectors, name):
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)    # (A, 1)
     if not largest.all():
         raise ValueError(f"{name}: row {largest.argmin()} is zero; give each a direction")
-    unit = vectors / largest  # first, for the square of 1e200 is infinite, that of 1e-200 zero
+    # First by a power of two, for the square of 1e200 is infinite and that of 1e-200 zero.
+    unit = np.ldexp(vectors, -np.frexp(largest)[1])
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     cosines = unit @ unit.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
@@ -445,7 +431,7 @@ def _run(options):
             row, = _read_arrays(options.published, "feasibility")  # (S, O), or all in one row
             row = _finite(row.ravel(), f"{options.published}: feasibility", (seen.size,))
             known["published"] = row.reshape(seen.shape)
-        _print_agreement(score, vectors, seen, states, objects, known)
+        _print_agreement(score, vectors, seen, known)
     else:
         _print_rankings(scores, seen, states, objects, options.top)
 
@@ -554,7 +540,7 @@ def _print_rankings(scores, seen, states, objects, top):
         _print_table([kind, "most feasible", "least feasible"], rows)
 
 
-def _print_agreement(score, vectors, seen, states, objects, known):
+def _print_agreement(score, vectors, seen, known):
     """How the scores fit what is known, beside scores of shuffled vectors and published ones.
 
     known: what `agreement` takes by keyword.
@@ -569,13 +555,13 @@ def _print_agreement(score, vectors, seen, states, objects, known):
 
     rows = []
     for title, runs in runs_of.items():
-        figures = [agreement(run, seen, states, objects, **known) for run in runs]
+        figures = [agreement(run, seen, **known) for run in runs]
         cells = [title]
         for figure in figures[0]:
             values = [of_run[figure] for of_run in figures]
             cell = f"{np.mean(values):.3g}"
             if len(values) > 1:
-                cell += f" ± {np.std(values, ddof=1):.1g}"
+                cell += f" ± {np.std(values, ddof=1):.2g}"
             cells.append(cell)
         rows.append(cells)
     _print_table(["scores of", *figures[0]], rows)
