@@ -1,4 +1,4 @@
-"""The plain forms, as the equations stand: what tests and `benchmark.py` hold the fast forms to.
+"""The plain forms, as the equations stand: what tests hold the fast forms to.
 
 Shapes: B images, F features, S states, O objects, C = S*O compositions, P chosen pairs, D shared
 space, R rows (an image with a composition).
@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as nnf
 
 import baselines
-from compcos import compcos_loss
 
 
 # ---- CompCos ----
@@ -26,16 +25,6 @@ def plain_cosines(model, features):
     embeddings = model.embed_compositions(pairs.to(features.device))
     cosines = model.embed_images(features) @ embeddings.T
     return cosines.view(-1, state_count, object_count)
-
-
-def plain_step(model, optimizer, features, target, *, scale, seen, margin):
-    """A training step of the open world in the plain form, the baseline of benchmark.py."""
-    optimizer.zero_grad()
-    cosines = plain_cosines(model, features)
-    loss = compcos_loss(cosines, target, scale=scale, seen=seen, margin=margin)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 # ---- the compared systems' parameters by their published names ----
@@ -266,8 +255,3 @@ def direct_tmn_loss(parameters, x, pairs):
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
           "tmn": direct_tmn_scores, "apart": direct_apart}
-
-
-if __name__ == "__main__":
-    print("reference.py holds the plain forms of the equations, for tests and reading; run "
-          "`python -m pytest`.")
