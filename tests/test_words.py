@@ -120,10 +120,8 @@ def test_the_first_bytes_may_end_within_a_letter(write, monkeypatch):
 
 
 @pytest.mark.parametrize("name, kind, readings", [
-    ("Faux.Leather", "word2vec", [["fake_leather"], ["fake", "leather"]]),
     ("faux.leather", "fasttext", [["fake leather"]]),
     ("Nubuck", "glove", [["grainy_leather"], ["grainy", "leather"]]),
-    ("Nubuck", "text", [["Nubuck"]]),
     ("Faux.Fur", "npz", [["Faux.Fur"], ["fake_fur"], ["fake", "fur"]]),
     ("Off  White ", "fasttext", [["Off_White"], ["Off", "White"]]),
     ("Red.T-Shirt", "glove", [["Red.T-Shirt"], ["Red", "T-Shirt"], ["Red", "T", "Shirt"]]),
@@ -161,7 +159,6 @@ def test_sources_side_by_side(write):
     glove = write(text(rows()), "a+b.txt")
     apart = [word_vectors(names, source) for source in (WORD2VEC, "random", glove)]
     assert np.array_equal(word_vectors(names, f"{WORD2VEC}+random", str(glove)), np.hstack(apart))
-    assert word_vectors([], glove, "random").shape == (0, 303)
 
 
 def test_random_depends_on_the_name_alone():
@@ -219,7 +216,6 @@ def test_missing_words_stand_in(write):
 
 @pytest.mark.parametrize("names, sources, missing, message", [
     ("old", ["random"], "error", r"expected a list of names, \['old'\]"),
-    (["old"], [], "error", "no word vectors named"),
     (["old"], ["random"], "skip", 'expected "error"'),
     (["old"], ["gloove"], "error", "expected word2vec, fasttext, glove, random or a file"),
 ])
