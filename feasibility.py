@@ -3,7 +3,7 @@
 This file stands alone: copy it into any project that has NumPy. The method is that of Mancini et
 al., "Open World Compositional Zero-Shot Learning", CVPR 2021. It scores compositions, makes masks
 of the scores, explains and ranks them. As a script it prints the paper's tables for a pair list
-and word vectors:
+and word vectors (copied alone, of an .npz; beside words.py and compcos.py, of GloVe's files, too):
 
     python feasibility.py --pairs train_pairs.txt --vectors vectors.npz [--explain wet cat]
 
@@ -265,9 +265,9 @@ def _cosines(vectors, name):
     if not largest.all():
         raise ValueError(f"{name}: row {largest.argmin()} is zero; give each a direction")
     # First by a power of two, for the square of 1e200 is infinite and that of 1e-200 zero.
-    unit = np.ldexp(vectors, -np.frexp(largest)[1])
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    cosines = unit @ unit.T
+    vectors *= np.ldexp(1, -np.frexp(largest)[1])  # a copy of what was given
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
     return cosines
 
@@ -294,9 +294,10 @@ KINDS = {"numbers": "fiu", "bool": "b"}  # NumPy's letters for them
 def _finite(value, name, shape):
     """An array of numbers none of which is nan or infinite; ValueError says where one is."""
     array = _array(value, name, shape)
-    wrong = np.argwhere(~np.isfinite(array))
-    if len(wrong):
-        raise ValueError(f"{name} {array.shape} is not finite, first at {wrong[0].tolist()}")
+    finite = np.isfinite(array)
+    if not finite.all():
+        first = np.argwhere(~finite)[0].tolist()
+        raise ValueError(f"{name} {array.shape} is not finite, first at {first}")
     return array
 
 
