@@ -265,7 +265,7 @@ def _cosines(vectors, name):
     if not largest.all():
         raise ValueError(f"{name}: row {largest.argmin()} is zero; give each a direction")
     # First by a power of two, for the square of 1e200 is infinite and that of 1e-200 zero.
-    vectors *= np.ldexp(1, -np.frexp(largest)[1])  # a copy of what was given
+    vectors *= 2.0 ** -np.frexp(largest)[1]  # a copy of what was given
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
