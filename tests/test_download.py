@@ -195,7 +195,8 @@ def test_vectors(server, tmp_path):
     assert download.download("own", tmp_path, sources) == sources
     packed = tmp_path / "w2v/GoogleNews-vectors-negative300.bin.gz"
     assert gzip.decompress(packed.read_bytes()) == b"w2v"
-    assert (tmp_path / "glove/glove.6B.300d.txt").read_bytes() == b"300" and len(tree(tmp_path)) == 3
+    assert (tmp_path / "glove/glove.6B.300d.txt").read_bytes() == b"300"
+    assert len(tree(tmp_path)) == 3
     packed.rename(packed.with_suffix(""))
     assert download.download("own", tmp_path, sources) == []
 
