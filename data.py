@@ -571,13 +571,14 @@ def read_features(path, wanted=()):
 
 
 def without_folder(files, wanted):
-    """The names; if none is wanted as it is, without the folder before the first one wanted."""
-    if not wanted or set(wanted) & set(files):
+    """The names; if none is wanted as it is, without the folder before the first that is wanted."""
+    wanted = set(wanted)
+    if wanted & set(files):
         return files
     for name in files:
-        if name.endswith(f"/{wanted[0]}"):
-            folder = name.removesuffix(wanted[0])
-            return [other.removeprefix(folder) for other in files]
+        for slash in re.finditer("/", name):
+            if name[slash.end():] in wanted:
+                return [other.removeprefix(name[:slash.end()]) for other in files]
     return files
 
 

@@ -113,16 +113,10 @@ def test_shared_layout_by_name_and_by_path(tmp_path):
         dataset = data.load(given, tmp_path)
         assert dataset.name == name and dataset.folder == folder
         assert dataset.upright == (name == "mit-states")  # the field's are read as published
-        assert dataset.states == ["dry", "old", "wet"]
-        assert dataset.objects == ["Shoes.Flats", "cat", "dog"]
         assert not dataset.notes and dataset.feasible is None
         for phase in data.PHASES:
             assert names(dataset, phase) == [row[:3] for row in ROWS if row[3] == phase]
             assert dataset.targets[phase].dtype == dataset.pairs[phase].dtype == np.int64
-        assert np.argwhere(dataset.seen).tolist() == [[0, 1], [1, 0], [2, 1], [2, 2]]
-        for phase, unseen in (("train", []), ("val", [2]), ("test", [0, 5])):
-            allowed = dataset.candidates(phase) & ~dataset.seen.ravel()
-            assert np.flatnonzero(allowed).tolist() == unseen
 
 
 def test_random_folders_equal_the_definition(tmp_path):
@@ -137,25 +131,29 @@ def test_random_folders_equal_the_definition(tmp_path):
         dataset = data.load(publish(tmp_path / str(seed), lists, rows, photos=False))
         listed = set().union(*lists.values())
         assert dataset.states == sorted({pair.split()[0] for pair in listed})  # s10 before s2
+        spelt = [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
+        trained = {f"{row[1]} {row[2]}" for row in rows if row[3] == "train"} & listed
+        seen = trained | set(lists["train"])
+        assert dataset.seen.ravel().tolist() == [pair in seen for pair in spelt]
         for phase in data.PHASES:
             kept = [row[:3] for row in rows if f"{row[1]} {row[2]}" in listed and row[3] == phase]
             assert names(dataset, phase) == kept
-            spelt = [f"{dataset.states[s]} {dataset.objects[o]}" for s, o in dataset.pairs[phase]]
-            assert spelt == sorted(lists[phase], key=str.split)
-        trained = {f"{row[1]} {row[2]}" for row in rows if row[3] == "train"} & listed
-        seen = {f"{dataset.states[s]} {dataset.objects[o]}" for s, o in np.argwhere(dataset.seen)}
-        assert seen == trained | set(lists["train"])
+            s, o = dataset.pairs[phase].T
+            assert [spelt[c] for c in s * len(dataset.objects) + o] == sorted(lists[phase],
+                                                                              key=spelt.index)
+            world = seen | set(lists[phase])
+            assert dataset.candidates(phase).tolist() == [pair in world for pair in spelt]
 
 
 def test_odd_lists_and_names(tmp_path):
     rows = [(".\\a\\1.jpg", " wet", "cat", "train"), ("./a b/2.1.jpg", *ROWS[1][1:]), *ROWS[2:]]
     folder = publish(tmp_path / "x", rows=rows)
-    lines = ["\ufeffwet\tcat ", "wet ,dog", "dry   cat", "old Shoes.Flats", "wet dog", "", "  "]
-    (folder / data.SPLIT / "train_pairs.txt").write_bytes("\r\n".join(lines).encode())
+    odd = "\ufeffwet\tcat \r\nwet ,dog\r\ndry   cat\r\nold Shoes.Flats\r\nwet dog\r\n  \r\n"
+    (folder / data.SPLIT / "train_pairs.txt").write_bytes(odd.encode())
     (folder / "feasible_pairs.txt").write_text("wet cat\nwet dog\nold dog\n")
     dataset = data.load(folder)
     assert dataset.images["train"][:3] == ["a/1.jpg", "a b/2.1.jpg", "b c/3.x.jpg"]
-    assert len(dataset.pairs["train"]) == 4 and dataset.states == ["dry", "old", "wet"]
+    assert dataset.pairs["train"].tolist() == [[0, 1], [1, 0], [2, 1], [2, 2]]
     assert np.argwhere(dataset.feasible).tolist() == [[1, 2], [2, 1], [2, 2]]
 
 
@@ -418,25 +416,22 @@ def test_tensors_of_any_kind_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content, said", [
-    (dict(files=NAMES[:3], features=np.zeros((3, 0))), r"3 files, features \(3, 0\)"),
-    (dict(files=NAMES[:3], features=np.zeros((2, 4))), r"3 files, features \(2, 4\)"),
-    (dict(files=NAMES[:3], features=np.array([["x"] * 2] * 3)), "expected `files`"),
-    (dict(files=np.array(NAMES[:3], object), features=np.eye(3)), "Python objects"),
+    (dict(files=NAMES, features=np.zeros((9, 0))), r"9 files, features \(9, 0\)"),
+    (dict(files=NAMES, features=np.zeros((2, 4))), r"9 files, features \(2, 4\)"),
+    (dict(files=["a"], features=[["x"]]), "expected `files`"),
+    (dict(files=np.array(["a"], object), features=[[1]]), "Python objects"),
     (dict(names=NAMES), "'files'.*expected `files`"),
-    (dict(files=np.array([b"\xff"]), features=np.eye(1)), "expected `files`"),
+    (dict(files=[b"a"], features=[[1]]), "expected `files`"),
     (dict(files=["a", "a"], features=np.eye(2)), "several rows that differ for a"),
-    (b"", "cannot be used"),
-    (b"hello", "cannot be used"),
-    (b"PK\x03\x04", "cannot be used"),
+    (None, "cannot be used"),
 ])
 def test_bad_feature_files_are_named(tmp_path, content, said):
-    if isinstance(content, bytes):
-        (tmp_path / "f.npz").write_bytes(content)
+    if content is None:
+        (tmp_path / "f.npz").write_bytes(b"hello")
     else:
         np.savez(tmp_path / "f.npz", **content)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=f"f.npz .*{said}"):
         data.read_features(tmp_path / "f.npz")
-    assert "f.npz" in str(error.value) and "allow_pickle" not in str(error.value)
 
 
 def test_no_code_in_a_file_is_run(tmp_path):
@@ -469,16 +464,15 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 @pytest.mark.parametrize("style", ["{}_{}", "{}/{}"])
 @pytest.mark.parametrize("root", [".", "images"])
 def test_make_split_of_photos_in_folders(tmp_path, capsys, style, root):
-    states, objects = ["wet", "dry", "old"], ["cat", "garden hose", "Shoes.Flats", "big_dog"]
-    photos(tmp_path / root, states, objects, style=style)
+    photos(tmp_path / root, ["wet", "dry", "old"], ["cat", "garden hose", "A.B", "big_dog"],
+           style=style)
     status, output = check(capsys, tmp_path, "--make-split")
     assert status == 0
     assert ("the first _ ends the state's name in" in output) == ("_" in style)
     dataset = data.load(tmp_path)
     assert len(dataset.every_image) == 96 and not data.missing_photos(dataset)
-    assert dataset.states == sorted(states) and dataset.objects == sorted(objects)
-    assert all(image.startswith(style.format(state, object_)) for phase in data.PHASES
-               for image, state, object_ in names(dataset, phase))
+    for image, state, object_ in names(dataset, "train"):
+        assert image.startswith(style.format(state, object_))
     assert dataset.seen.any(0).all() and dataset.seen.any(1).all() and dataset.seen.sum() == 8
     status, output = check(capsys, tmp_path, "--make-split")
     assert status == 2 and "has a split" in output  # never over an existing one
@@ -507,18 +501,13 @@ def test_names_of_folders(tmp_path, folder, expected):
 def test_make_split_of_a_table_keeps_its_rows_and_columns(tmp_path, capsys):
     rows = [f'{i}.jpg,{"ab"[i % 2]},{"cd"[i % 3 // 2]},"two\nlines, {i}"' for i in range(24)]
     text = "\n".join(["image,state,object,comment", *rows])
-    made = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        folder = table(tmp_path / name, text)
-        data.make_split(folder, seed)
-        made.append([row for _, row in data.read_table(folder / "images.csv")])
-    assert made[0] == made[1] != made[2]
-    assert list(made[0][0]) == ["image", "state", "object", "comment", "split"]
-    assert [row["comment"] for row in made[0]] == [f"two\nlines, {i}" for i in range(24)]
     for options in (["--share", "0"], ["--share", "0.5"], ["--seed", "-1"]):
         status, output = check(capsys, table(tmp_path, text), "--make-split", *options)
         assert status == 2 and options[0] in output.splitlines()[-1]
-        assert (tmp_path / "images.csv").read_text() == text
+    data.make_split(tmp_path)
+    made = [row for _, row in data.read_table(tmp_path / "images.csv")]
+    assert list(made[0]) == ["image", "state", "object", "comment", "split"]
+    assert [row["comment"] for row in made] == [f"two\nlines, {i}" for i in range(24)]
 
 
 def test_divide():
