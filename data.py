@@ -131,9 +131,10 @@ def load(name, root="data"):
         targets[phase] = np.array([target for _, target in shown], np.int64)
         indices = np.unique([index[pair] for pair in lists[phase]])
         pairs[phase] = np.stack(np.divmod(indices, len(objects)), 1)  # (P, 2)
-    dataset = Dataset(str(name) if name in FOLDERS else folder.resolve().name, folder, states,
-                      objects, pairs, images, targets, read_feasible(folder, index), [],
-                      name not in DOWNLOADED)
+    feasible = read_feasible(folder, index, (len(states), len(objects)))
+    full_name = name if name in FOLDERS else folder.resolve().name
+    dataset = Dataset(full_name, folder, states, objects, pairs, images, targets, feasible, [],
+                      upright=name not in DOWNLOADED)
     return dataset._replace(notes=oddities(dataset))
 
 
@@ -251,18 +252,18 @@ def read_table(file):
                 yield reader.line_num, row
 
 
-def read_feasible(folder, index):
+def read_feasible(folder, index, shape):
     """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file.
 
-    index: {(state, object): s*O + o} of all compositions.
+    index: {(state, object): s*O + o} of all compositions; shape: (S, O).
     """
     file = folder / "feasible_pairs.txt"
     if not file.exists():
         return None
+    feasible = np.zeros(shape, bool)
     with common.reading(file, "expected states and objects of the lists"):
-        feasible = np.zeros(len(index), bool)
-        feasible[[index[pair] for pair in read_pairs(file)]] = True
-    return feasible.reshape(len({state for state, _ in index}), -1)
+        feasible.flat[[index[pair] for pair in read_pairs(file)]] = True
+    return feasible
 
 
 def oddities(dataset):
@@ -337,7 +338,7 @@ def turn_upright(image):
     """Turn a decoded image, in place, by its EXIF tag, if that can be read."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # of damaged tags all sorts, after the turn or for lack of one
+    except Exception:  # of damaged tags all sorts; the picture beside them is whole
         pass
 
 
@@ -596,6 +597,9 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
         rows = [row for _, row in read_table(file)]
     else:
         rows = read_photos(folder)
+    if not rows:
+        raise ValueError(f"{folder}: expected photos in state_object/ or state/object/ folders, or "
+                         "rows in images.csv, found none")
     if any(row.get("split") for row in rows):
         raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
                          "folders) to make another")
@@ -620,15 +624,12 @@ def read_photos(folder):
         if len(names) == 1:
             names, is_doubtful = split_folder_name(names[0])
             if is_doubtful:
-                doubtful["_".join(names)] = True
+                doubtful[photo.split("/")[0]] = True
         names = [clean(name) for name in names]
         if len(names) != 2 or not all(names):
             raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
                              f"found {photo}")
         rows.append({"image": photo, "state": names[0], "object": names[1]})
-    if not rows:
-        raise ValueError(f"{root}: no photo in it; expected state_object/ or state/object/ folders "
-                         "of photos")
     if left_out:
         print(f"note: {what_stayed_out(left_out)}")
     if doubtful:

@@ -528,7 +528,7 @@ def test_divide():
     assert hashlib.md5(" ".join(splits).encode()).hexdigest() == DRAWN_SPLITS
 
 
-def test_divide_few_images_of_few_compositions():
+def test_divide_few_images_of_few_compositions(tmp_path):
     for seed in range(100):
         rng = np.random.default_rng(seed)
         few = [(f"s{s}", f"o{o}") for s, o in rng.integers(4, size=(7, 2))]
@@ -543,6 +543,10 @@ def test_divide_few_images_of_few_compositions():
         assert len(held) == 2 or not more  # as many as wanted, or as can be
     with pytest.raises(ValueError, match="2 images of 2 compositions: too few"):
         data.divide([("a", "x"), ("b", "y")])
+    for text in ("notes", "image,state,object"):
+        (tmp_path / ("images.csv" if "," in text else "notes.txt")).write_text(text)
+        with pytest.raises(ValueError, match="expected photos in .*, or rows in images.csv"):
+            data.make_split(tmp_path)
 
 
 # ---- drawings ------------------------------------------------------------------------------------
