@@ -150,9 +150,9 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or "
-        f"{', '.join(FOLDERS)}, which --data-root DIR holds; `python download.py NAME --data-root "
-        f"DIR` fetches {', '.join(DOWNLOADED)}")
+        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or one of "
+        f"{', '.join(FOLDERS)} in --data-root DIR, into which `python download.py NAME --data-root "
+        "DIR` fetches it")
 
 
 def read_published(folder):
@@ -160,9 +160,9 @@ def read_published(folder):
     """
     if not (folder / SPLIT).is_dir():
         raise ValueError(
-            f"{folder}: expected {SPLIT}/ (train_pairs.txt, val_pairs.txt, test_pairs.txt) and "
-            f"{METADATA}, or an images.csv (image,state,object,split), found neither; `python "
-            "data.py FOLDER --make-split` makes an images.csv of own photos")
+            f"{folder}: expected {SPLIT}/ with train_pairs.txt, val_pairs.txt, test_pairs.txt, or "
+            "an images.csv (image,state,object,split), found neither; `python data.py FOLDER "
+            "--make-split` makes an images.csv of own photos")
     lists = {phase: read_pairs(folder / SPLIT / f"{phase}_pairs.txt") for phase in PHASES}
     rows = []
     for image, state, object_, phase in read_metadata(folder / METADATA):
@@ -226,8 +226,6 @@ def read_table(file):
     """
     with common.reading(file, "expected a table of image,state,object,split in UTF-8"):
         text = file.read_text(encoding="utf-8-sig")
-        if "\0" in text:
-            raise ValueError("zero bytes, which are no text")
         header = text.strip().partition("\n")[0]
         separator = max(",;\t|", key=header.count)
         # Not splitlines(): it cuts within quotes, and at more than line ends.
@@ -280,10 +278,9 @@ def oddities(dataset):
             notes.append(f"{phase} images of pairs in neither the {phase} nor the training list: "
                          f"a ceiling of {allowed.mean():.1%} in the closed world")
         seen = dataset.seen.ravel()[target]
-        for kind, shown in (("a seen", seen), ("an unseen", ~seen)):
-            if not shown.any():
-                notes.append(f"no {phase} image shows {kind} composition: only the other half can "
-                             "be evaluated")
+        if seen.all() or not seen.any():
+            notes.append(f"{phase} images show {'seen' if seen.all() else 'unseen'} compositions "
+                         "alone: only that half can be evaluated")
 
     repeated = 0
     shared = -len(dataset.every_image)
@@ -408,11 +405,10 @@ def what_stayed_out(left_out):
 def left_beside(files):
     """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
     new/1.JPG: sorted names."""
-    files = [Path(file) for file in files]
-    endings = {file.suffix for file in files}
+    endings = {Path(file).suffix for file in files}
     suffixes = photo_suffixes()
     left = []
-    for folder in {file.parent for file in files}:
+    for folder in {Path(file).parent for file in files}:
         for path in folder.iterdir():
             if path.suffix.lower() in suffixes and path.suffix not in endings:
                 left.append(str(path))
@@ -420,26 +416,6 @@ def left_beside(files):
 
 
 # ---- what features are made of -------------------------------------------------------------------
-
-
-def check_sources(dataset, file=None):
-    """{image: why} of the photos that cannot be decoded, of those that features are to be made of.
-
-    ValueError names the images without a photo, or without a row where a file of features counts.
-    """
-    source = finished_features(dataset, file)
-    if source is None:
-        problem = missing_photos(dataset)
-        if problem:
-            raise ValueError(problem)
-        return broken_photos(dataset)
-    names = dataset.every_image
-    there = set(read_features(source, names)["files"])
-    lost = [image for image in names if image not in there]
-    if lost:
-        raise ValueError(f"{source} has no features of {common.count(len(lost), 'image')}: "
-                         f"{common.some(lost)}")
-    return {}
 
 
 def finished_features(dataset, file=None):
@@ -454,7 +430,8 @@ def finished_features(dataset, file=None):
         path = dataset.folder / name
         if path.exists():
             photos = map(dataset.path, dataset.every_image)
-            return None if is_cache(path) and any(map(Path.exists, photos)) else path
+            is_cache = "stamps.npy" in check_archive(path)
+            return None if is_cache and any(map(Path.exists, photos)) else path
     return None
 
 
@@ -536,11 +513,6 @@ def check_archive(path):
             if damaged is not None:
                 raise ValueError(f"wrong sum of {damaged}")
             return archive.namelist()
-
-
-def is_cache(path):
-    """Whether a file of features is one that extraction made here."""
-    return "stamps.npy" in check_archive(path)
 
 
 def read_features(path, wanted=()):
@@ -715,13 +687,6 @@ def print_counts(dataset):
               f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
 
 
-def unnamed_photos(dataset):
-    """How many photos in the folder are in no set."""
-    named = {os.path.abspath(dataset.path(image)) for image in dataset.every_image}
-    photos, _ = photo_files(dataset.folder)
-    return sum(os.path.abspath(dataset.folder / photo) not in named for photo in photos)
-
-
 def parse(argv):
     """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__,
@@ -731,8 +696,6 @@ def parse(argv):
         help=f"{', '.join(FOLDERS)}, or the folder of another")
     add("--data-root", default="data", metavar="DIR",
         help="where datasets and word vectors are (default: data)")
-    add("--features", metavar="FILE",
-        help="the file with the images' features that compcos.py will be given")
     add("--make-split", action="store_true",
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
@@ -755,10 +718,15 @@ def main(argv=None):
     print_counts(dataset)
     for note in dataset.notes:
         print(f"note: {note}")
-    unnamed = unnamed_photos(dataset)
-    if unnamed:
+    if finished_features(dataset) is not None:
+        return
+    problem = missing_photos(dataset)
+    if problem:
+        raise ValueError(problem)
+    unnamed = len(photo_files(dataset.folder)[0]) - len(dataset.every_image)
+    if unnamed > 0:
         print(f"note: {common.count(unnamed, 'photo')} in {dataset.folder} that no set has")
-    broken = check_sources(dataset, options.features)
+    broken = broken_photos(dataset)
     if broken:
         print(f"note: {common.count(len(broken), 'image')} that cannot be read, which "
               f"--skip-broken leaves out: {with_reasons(broken)}")

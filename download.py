@@ -185,7 +185,7 @@ def unpack(archive, folder, find):
         extract(archive, stage)
         files = find(stage, folder)
         if not files:
-            raise ValueError(f"{archive} is not the archive meant: nothing of it was unpacked")
+            raise ValueError(f"{archive} is not the archive meant: remove it, and run this again")
         for place in files:
             if ".." in Path(place).parts:
                 raise ValueError(f"{archive}: {place} leads out of {folder}: nothing was unpacked")
