@@ -96,15 +96,14 @@ def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
     """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
 
     copies: how many files of this size the disk must have room for; timeout: seconds without a byte
-    that end a try; wait: seconds before the second try, doubled before each further one.
+    that end a try; wait: seconds before the second try, twice that before the third and so on.
     ConnectionError (an OSError): not reached in `tries`; OSError: no such address, or no room;
     ValueError: what came is no archive.
     """
     if file.exists():
         return
     for attempt in range(tries):
-        if attempt > 0:
-            time.sleep(wait * 2 ** (attempt - 1))
+        time.sleep(wait * attempt)
         try:
             receive(url, file, copies, timeout)
             return
@@ -263,9 +262,10 @@ def find_utzappos(stage, folder):
     for image, inside in data.read_metadata(folder / data.METADATA, ("image", "_image")):
         inside = data.plain(inside)
         found = by_name[inside.rpartition("/")[2]]
-        exact = [path for path in found if path.as_posix().endswith(f"/{inside}")]
-        if len(exact or found) == 1:
-            files[f"images/{data.plain(image)}"] = (exact or found)[0]
+        if len(found) > 1:
+            found = [path for path in found if path.as_posix().endswith(f"/{inside}")]
+        if len(found) == 1:
+            files[f"images/{data.plain(image)}"] = found[0]
     return files
 
 
