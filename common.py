@@ -405,12 +405,10 @@ def command(main):
                 with printing():
                     return main(argv)
             except BrokenPipeError:
-                # what Python would still write at its end goes nowhere
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 status = CLOSED_PIPE
             except KeyboardInterrupt as interrupt:
                 if rank() == 0:
-                    say(f"\n{interrupt or 'interrupted'}")
+                    say(f"\n{str(interrupt) or 'interrupted'}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if is_out_of_memory(error):
@@ -420,6 +418,10 @@ def command(main):
                     raise
                 say_once(f"error: {error}")
                 status = 2
+        try:
+            print(end="", flush=True)
+        except OSError:  # what Python would still write at its end goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(status)
 
     return guarded
@@ -440,8 +442,7 @@ def printing():
         if hasattr(stream, "reconfigure"):  # a notebook's streams are of another kind
             stream.reconfigure(errors="backslashreplace")
     yield
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    print(end="", flush=True)
 
 
 def is_out_of_memory(error):

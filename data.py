@@ -1,32 +1,30 @@
 """Compositions, splits and images of a dataset.
 
     python data.py DATASET|FOLDER                 # says what is there and what is wrong, decodes
-                                                  # each photo that has no features yet
+                                                  # each photo that features are to be made of
     python data.py FOLDER --make-split            # own photos in folders -> images.csv with a split
 
 A folder has the layout that this field's repositories share
 (`compositional-split-natural/*_pairs.txt`, a metadata `.t7`, `images/`),
 or an `images.csv` with the columns image, state, object, split.
 
-N images, S states, O objects, C = S*O compositions, P pairs, F numbers a feature;
+N images, S states, O objects, P pairs, F numbers a feature;
 composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
 """
 
 import argparse
 import csv
+import functools
 import io
 import itertools
 import os
 import re
 import shlex
-import sys
 import unicodedata
-import warnings
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -37,38 +35,36 @@ import common
 
 PHASES = "train", "val", "test"
 FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa", "shapes": "shapes"}
-DRAWN = "shapes"  # the one of these that is drawn
-DOWNLOADED = "utzappos", "mitstates", "cgqa"  # those that download.py fetches
+DOWNLOADED = "utzappos", "mitstates", "cgqa"  # those of these that download.py fetches
 SPLIT = "compositional-split-natural"
 METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
-LAYOUT = f"""\
-  {SPLIT}/   (train_pairs.txt, val_pairs.txt, test_pairs.txt)
-  {METADATA}
-  images/   (or features.npz)"""
-OWN_LAYOUT = """\
-  images.csv   (image,state,object,split)
-  images/   (or features.npz)"""
-FEATURES = "features.npz", "resnet18_featurers.t7"
+FEATURES = "features.npz", "resnet18_featurers.t7"  # the first of these that is there counts
 
-# What people call the sets (in any case) and the columns of images.csv.
-SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "val",
-            "testing": "test",
-            "train": "train", "val": "val", "test": "test"}
-COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+# The columns of images.csv, and what people call these and the sets (in any case).
 REQUIRED = "image", "state", "object"
-SAVED_STARTS = b"PK", b"\x80"  # of files that torch.save wrote, of now and of old
-DIRECTORY = 0x10  # in the attributes of an archive's entry
+COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "val",
+            "testing": "test"}
+
 # Threads that decode photos, at most. They share the interpreter, so that more are slower again
 # (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
 DECODERS = 8
-
+MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
-PLUGINS = {".heic": "pillow-heif", ".heif": "pillow-heif", ".hif": "pillow-heif",
-           ".avif": "pillow-avif-plugin"}
-NOT_WORTH_A_WORD = {"@eadir", "__macosx", "thumbs.db", "desktop.ini"}  # lower case
-OWN_FILES = {"images.csv", "vectors.txt", "feasible_pairs.txt", "features.partial.npz", *FEATURES}
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+# Orientation -> what turns a photo upright. PIL.ImageOps.exif_transpose does the same, but also
+# rewrites the tags, and fails where some of them are damaged.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 COMPOSITION_SHARE = 0.2  # of the compositions, unseen in val, and as many in test: 6 and 6 of 28
 IMAGE_SHARE = 0.15  # of the seen compositions' images, in val, and as many in test
@@ -86,7 +82,7 @@ class Dataset(NamedTuple):
     targets: dict[str, np.ndarray]  # phase -> (N,) int64, s*O + o
     feasible: np.ndarray | None     # (S, O) bool, the truth where feasible_pairs.txt is there
     notes: list[str]                # what was odd but is no obstacle
-    skipped: frozenset = frozenset()  # images that only rows without a composition or a set name
+    upright: bool = True            # photos are turned upright by their EXIF tag
 
     @property
     def seen(self):
@@ -108,18 +104,10 @@ class Dataset(NamedTuple):
         return list(dict.fromkeys(itertools.chain(*self.images.values())))
 
     def path(self, image):
-        """Where an image lies: under `images/`, or (own data) beside images.csv.
-
-        A disk may spell `é` as one character or as two (NFC, NFD), and each folder in its own way:
-        all are looked for.
-        """
-        spellings = []
-        for part in image.split("/"):
-            spellings.append(dict.fromkeys((part, unicodedata.normalize("NFD", part))))
-        for name in map("/".join, itertools.product(*spellings)):
-            for folder in (self.folder / "images", self.folder):
-                if (folder / name).exists():
-                    return folder / name
+        """Where an image lies: under `images/`, or (own data) beside images.csv."""
+        beside = self.folder / image
+        if beside.exists() and not (self.folder / "images" / image).exists():
+            return beside
         return self.folder / "images" / image
 
 
@@ -129,13 +117,39 @@ class Dataset(NamedTuple):
 def load(name, root="data"):
     """Read a dataset by its name (a folder of `root`) or by its folder: Dataset.
 
-    ValueError names every obstacle at once, such as a set without images;
-    FileNotFoundError: no such folder.
+    Rows with NA in place of a name, or with a pair in no list, are left out; of others the set, and
+    not the pair, says where an image belongs. FileNotFoundError: no such folder or file.
+    ValueError: the first thing in it that is not as expected, with its file and line.
     """
-    dataset, problems = read(locate(name, root))
-    if problems:
-        raise ValueError(f"{dataset.folder}: {'; '.join(problems)}")
-    return dataset
+    folder = locate(name, root)
+    read = read_own if (folder / "images.csv").exists() else read_published
+    lists, rows = read(folder)
+
+    # The primitives are the words of the lists; a composition's index follows from their order.
+    listed = set().union(*lists.values())
+    states = sorted({state for state, _ in listed})
+    objects = sorted({object_ for _, object_ in listed})
+    index = {}
+    for state, object_ in listed:
+        index[state, object_] = states.index(state) * len(objects) + objects.index(object_)
+
+    pairs = {}
+    images = {}
+    targets = {}
+    for phase in PHASES:
+        shown = [(image, index[pair]) for image, pair, its_phase in rows
+                 if its_phase == phase and pair in index]
+        if not shown:
+            raise ValueError(f"{folder}: no image of a listed pair in the set {phase!r}; train, "
+                             "val and test each need some")
+        images[phase] = [image for image, _ in shown]
+        targets[phase] = np.array([target for _, target in shown], np.int64)
+        indices = np.unique([index[pair] for pair in lists[phase]])
+        pairs[phase] = np.stack(np.divmod(indices, len(objects)), 1)  # (P, 2)
+    dataset = Dataset(str(name) if name in FOLDERS else folder.resolve().name, folder, states,
+                      objects, pairs, images, targets, read_feasible(folder, states, objects), [],
+                      name not in DOWNLOADED)
+    return dataset._replace(notes=oddities(dataset))
 
 
 def locate(name, root="data"):
@@ -143,880 +157,437 @@ def locate(name, root="data"):
 
     Any other name is a folder, or else a folder of `root`. FileNotFoundError if it is not there.
     """
+    places = [Path(name), Path(root, name)]
+    hint = f"names: {', '.join(FOLDERS)}"
     if name in FOLDERS:
-        folder = Path(root, FOLDERS[name])
-        if folder.is_dir():
-            return folder
-        raise FileNotFoundError(no_named_folder(name, Path(root)))
-    folders = dict.fromkeys((Path(name), Path(root, name)))
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-        if folder.is_file():
-            raise FileNotFoundError(f"{folder} is a file: name its folder, {folder.parent}")
-    looked = " or ".join(map(str, folders))
-    raise FileNotFoundError(
-        f"no dataset {str(name)!r}: no folder {looked}; names: {', '.join(FOLDERS)}")
-
-
-def no_named_folder(name, root):
-    """What to say where a named dataset is not: what is missing, what to do, what is there."""
-    folder = root / FOLDERS[name]
-    absent = f"no dataset {name!r}: no folder {folder}"
-    if name == DRAWN:
-        return f"{absent}; `python drawings.py --out {shlex.quote(str(folder))}` draws it"
-    layout = OWN_LAYOUT
-    hint = "--data-root says in which folder it is"
+        places = [Path(root, FOLDERS[name])]
+        hint = "--data-root DIR names the folder that holds it"
     if name in DOWNLOADED:
-        layout = LAYOUT
-        hint = f"`python download.py {name}{data_root_option(root)}` fetches it"
-    if root.name == FOLDERS[name] or (root / SPLIT).is_dir():
-        hint = f"--data-root is the folder that holds {FOLDERS[name]}/: give {root.parent}"
-    root = root.resolve()  # `.` has no name to show
-    return (f"{absent}; {hint}\n"
-            f"expected: {root / FOLDERS[name]}/\n{layout}\n"
-            f"found: {listing(root)}")
+        hint += f", `python download.py {name} --data-root {root}` fetches it"
+    for folder in places:
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"no dataset {str(name)!r}: no folder {common.some(places)}; {hint}")
 
 
-def listing(folder):
-    """What lies in a folder, on one line."""
-    if not folder.is_dir():
-        return f"{folder}: no such folder"
-    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir()]
-    return f"{folder}/: {some(sorted(names), 9) or '(empty)'}"
-
-
-def data_root_option(root):
-    """` --data-root DIR` where DIR is not the default."""
-    return "" if str(root) == "data" else f" --data-root {shlex.quote(str(root))}"
-
-
-def read(folder):
-    """As much of a folder as can be read: (Dataset, problems); no problems if it is usable.
-
-    `pairs` then has a fourth list, "all", where an all_pairs.txt stands in for missing ones.
+def read_published(folder):
+    """The shared layout: phase -> list of (state, object), and rows (image, (state, object), set).
     """
-    folder = Path(folder)
-    notes = []
-    problems = []
-    if (folder / "images.csv").exists():
-        lists, rows = read_table(folder, notes, problems)
-    else:
-        lists, rows = read_published(folder, notes, problems)
-
-    # The primitives are the words of the lists; a composition's index follows from their order.
-    listed = [pair for pairs in lists.values() for pair in pairs]
-    states = sorted({state for state, _ in listed})
-    objects = sorted({object_ for _, object_ in listed})
-    notes += look_alikes("states", states) + look_alikes("objects", objects)
-    state_index = {state: s for s, state in enumerate(states)}
-    object_index = {object_: o for o, object_ in enumerate(objects)}
-    composition_index = {}
-    for state, object_ in listed:
-        index = state_index[state] * len(objects) + object_index[object_]
-        composition_index[state, object_] = index
-
-    pairs = {}
-    for phase, names in lists.items():
-        indices = np.array(sorted(composition_index[pair] for pair in names), np.int64)
-        pairs[phase] = np.stack(np.divmod(indices, max(len(objects), 1)), 1)  # (P, 2)
-    images, targets, skipped = members(rows, composition_index, notes, problems)
-    feasible = read_feasible(folder, state_index, object_index, problems)
-    name_of_folder = {its_folder: name for name, its_folder in FOLDERS.items()}
-    name = folder.resolve().name
-    dataset = Dataset(name_of_folder.get(name, name), folder, states, objects, pairs, images,
-                      targets, feasible, notes, skipped)
-    notes += oddities(dataset)
-    return dataset, problems
-
-
-def look_alikes(what, names):
-    """Notes on names that people would call one."""
-    alike = {}
-    for name in names:
-        key = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name)).casefold() or name
-        alike.setdefault(key, []).append(name)
-    notes = []
-    for group in alike.values():
-        if len(group) > 1:
-            quoted = " and ".join(repr(name) for name in group)
-            notes.append(f"the {what} {quoted} differ only in case, blanks, underscores or "
-                         "signs: they count as different, spell them alike if they are one")
-    return notes
-
-
-def read_published(folder, notes, problems):
-    """The shared layout: phase -> list of (state, object), and rows (image, state, object, set)."""
-    split = folder / SPLIT if (folder / SPLIT).is_dir() else folder
-    if not any(folder.glob("metadata*")) and not any(split.glob("*_pairs.txt")):
-        problems.append(no_layout(folder))
-        return {phase: [] for phase in PHASES}, []
-    lists = {phase: read_pairs(split / f"{phase}_pairs.txt", notes, problems) for phase in PHASES}
-    if not all(lists.values()) and (split / "all_pairs.txt").exists():
-        lists["all"] = read_pairs(split / "all_pairs.txt", notes, problems)
-    rows = read_metadata(find_metadata(folder, notes), problems)
-    notes += cut_notes(split, lists, rows)
+    if not (folder / SPLIT).is_dir():
+        raise ValueError(
+            f"{folder}: expected {SPLIT}/ (train_pairs.txt, val_pairs.txt, test_pairs.txt) and "
+            f"{METADATA}, or an images.csv (image,state,object,split), found neither; `python "
+            "data.py FOLDER --make-split` makes an images.csv of own photos, `python download.py "
+            f"NAME` fetches {', '.join(DOWNLOADED)}")
+    lists = {phase: read_pairs(folder / SPLIT / f"{phase}_pairs.txt") for phase in PHASES}
+    rows = []
+    for image, state, object_, phase in read_metadata(folder / METADATA):
+        rows.append((plain(image), (clean(state), clean(object_)), phase))
     return lists, rows
 
 
-def cut_notes(split, lists, rows):
-    """Notes on lists that seem cut off within their last name.
-
-    Such a list has no line end, and its last name is the beginning of another and occurs once.
-    """
-    known = Counter(clean(row[2]) for row in rows)
-    for pairs in lists.values():
-        known.update(object_ for _, object_ in pairs)
-    notes = []
-    for phase in lists:
-        file = split / f"{phase}_pairs.txt"
-        text = read_text(file, problems=[])
-        if not text[-1:].strip():  # a line end, or no text
-            continue
-        pair = parse_pair(text.splitlines()[-1])
-        if len(pair) != 2:  # which is a problem
-            continue
-        last = pair[1]
-        longer = [name for name in known if name.startswith(last) and name != last]
-        if longer and known[last] == 1:
-            notes.append(f"{file.name} ends without a line end in {last!r}, which nothing else "
-                         f"names: if it is cut off (as of {some(longer)}), fetch it again")
-    return notes
-
-
-def no_layout(folder):
-    """What to say of a folder that is no dataset, with the two layouts that would be one."""
-    hint = "`python data.py FOLDER --make-split` makes an images.csv of own photos"
-    for name, its_folder in FOLDERS.items():
-        if (folder / its_folder / SPLIT).is_dir():
-            hint = f"it holds {its_folder}/: name the dataset {name} and give --data-root {folder}"
-    folder = folder.resolve()  # `.` has no name to show
-    return (f"neither {SPLIT}/ nor images.csv; {hint}, "
-            f"`python download.py NAME` fetches {', '.join(DOWNLOADED)}\n"
-            f"expected: {folder}/\n{LAYOUT}\n"
-            f"or, of own data: {folder}/\n{OWN_LAYOUT}\n"
-            f"found: {listing(folder)}")
-
-
-def find_metadata(folder, notes):
-    """The metadata file: under its published name, or else the one `.t7` list there is."""
-    published = folder / METADATA
-    if published.exists():
-        return published
-    others = [file for file in sorted(folder.glob("*.t7")) if file.name not in FEATURES]
-    lists = [file for file in others if read_metadata(file, problems=[])]
-    if len(lists) == 1:
-        notes.append(f"{lists[0].name} is taken as the metadata: there is no {METADATA}")
-        return lists[0]
-    if lists:
-        found = some(file.name for file in lists)
-        notes.append(f"the metadata may be {found}: give that one the name {METADATA}")
-    return published
-
-
-def read_pairs(file, notes, problems):
-    """One `state object` a line (see `parse_pair`): list of pairs, each once."""
+def read_pairs(path):  # until feasibility.py is merged
+    """One `state object` a line, a tab or a comma between names with blanks: list of pairs."""
     pairs = []
-    wrong = []
-    for number, line in enumerate(read_text(file, problems).splitlines(), 1):
-        pair = parse_pair(line)
-        if len(pair) == 2:
-            pairs.append(pair)
-        elif pair:
-            wrong.append(f"line {number} {' '.join(pair)!r}")
-    if wrong:
-        problems.append(f"{file.name}: expected `state object` a line (a tab or a comma between "
-                        f"them where names hold blanks), found {some(wrong)}")
-    unique = list(dict.fromkeys(pairs))
-    repeated = len(pairs) - len(unique)
-    if repeated:
-        notes.append(f"{file.name} repeats {count(repeated, 'pair')}: each counts once")
-    return unique
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        if not line.strip():
+            continue
+        separator = next((sign for sign in "\t," if sign in line), None)
+        names = [clean(name) for name in line.split(separator)]
+        if len(names) != 2:
+            raise ValueError(f"{path} line {number}: expected `state object`, found {line!r}")
+        pairs.append(tuple(names))
+    if not pairs:
+        raise ValueError(f"{path} is empty")
+    return pairs
 
 
-def parse_pair(line):
-    """The names in a line, two if it is right: between tabs, else commas, else blanks.
-
-    >>> parse_pair("wet dog"), parse_pair("dark red, garden hose"), parse_pair("dark red\\tcar")
-    (('wet', 'dog'), ('dark red', 'garden hose'), ('dark red', 'car'))
-    """
-    line = line.strip()
-    if "\t" in line:
-        parts = line.split("\t")
-    elif "," in line:
-        parts = line.split(",")
-    else:
-        parts = line.split()
-    names = [clean(part) for part in parts]
-    return tuple(name for name in names if name)
-
-
-def read_text(file, problems):
-    """A text file, empty with a problem where it is missing, empty, no UTF-8 or damaged."""
-    if not file.exists():
-        problems.append(f"{file.name} is missing")
-        return ""
-    if not file.is_file():  # reading a named pipe would wait for ever
-        problems.append(f"{file.name} is no plain file")
-        return ""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        problems.append(f"{file.name}: {error}")
-        return ""
-    except UnicodeDecodeError:
-        text = "\0"
-    zeros = text.count("\0")
-    if zeros > len(text) / 4:  # UTF-16 of plain letters decodes, with zeros between them
-        kind = "CSV UTF-8" if file.suffix == ".csv" else "UTF-8"
-        problems.append(f"{file.name} is not in UTF-8: save as {kind}")
-        return ""
-    if zeros:
-        line = text[:text.index("\0")].count("\n") + 1
-        problems.append(f"{file.name} is damaged: {count(zeros, 'zero byte')}, the first in line "
-                        f"{line}, expected text; restore that line, or save the file anew")
-        return ""
-    if text.lstrip().lower().startswith(("<!", "<?", "<html")):
-        problems.append(f"{file.name} is a web page, which a site may send in place of a file: "
-                        "fetch it again")
-        return ""
-    if not text.strip():
-        problems.append(f"{file.name} is empty")
-    return text
-
-
-def read_metadata(file, problems, keys=METADATA_KEYS):
+def read_metadata(file, keys=METADATA_KEYS):
     """Rows of texts, by default (image, state, object, set), from a `.t7` list of dicts.
 
-    Runs no code in the file. What is wrong becomes a problem, and no rows.
+    Runs no code in the file. ValueError: it holds something else.
     """
-    if not file.exists():
-        problems.append(f"{file.name} is missing: it says what each image shows and in which set "
-                        "it is")
-        return []
-    rows = []
-    try:
-        stored = load_tensors(file)
-        if not isinstance(stored, list):
-            raise TypeError(f"found a {type(stored).__name__}")
-        for row in stored:
-            rows.append(tuple(as_text(row[key]) for key in keys))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        problems.append(f"{file.name} is no torch.save of a list of dicts with {', '.join(keys)} "
-                        f"({type(error).__name__}: {error})")
-        return []
-    return rows
+    stored = load_tensors(file)
+    expected = f"expected a list of dicts of texts {', '.join(keys)}, by torch.save"
+    with common.reading(file, expected):
+        # `str.strip` refuses what is no text.
+        return [tuple(str.strip(row[key]) for key in keys) for row in stored]
 
 
-def as_text(value):
-    """A name as text, whether Python's or NumPy's, text or bytes or number."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, (str, int, float, np.generic)):
-        raise TypeError(f"found a {type(value).__name__}, expected a name")
-    return str(value)
-
-
-def read_table(folder, notes, problems):
+def read_own(folder):
     """images.csv: as `read_published`, the lists of pairs from its rows."""
-    table = read_csv(folder / "images.csv", problems)
-    if table and "split" not in table[0]:
-        problems.append(f"images.csv has no column split: `python data.py "
-                        f"{shlex.quote(str(folder))} --make-split` adds it")
-        table = []
+    file = folder / "images.csv"
+    lists = {phase: [] for phase in PHASES}
     rows = []
-    wrong = []
-    lists = {phase: {} for phase in PHASES}  # dicts as sets that keep the order
-    for row in table:
+    for line, row in read_table(file):
+        split = row.get("split", "").lower()
+        phase = SYNONYMS.get(split, split)
+        if phase not in (*PHASES, "na"):
+            raise ValueError(f"{file} line {line}: expected a split train, val or test, found "
+                             f"{split!r}; `python data.py {shlex.quote(str(folder))} --make-split` "
+                             "makes a split where there is none")
         pair = row["state"], row["object"]
-        phase = SYNONYMS.get(row["split"].lower(), row["split"])
-        rows.append((row["image"], *pair, phase))
-        if phase not in (*PHASES, "NA"):
-            wrong.append(f"{row['image']} {phase!r}")
-        elif "NA" not in (*pair, phase):
-            lists[phase][pair] = True
-    if wrong:
-        problems.append(f"images.csv: split must be train, val or test, found {some(wrong)}")
+        if phase in PHASES and "NA" not in pair:
+            lists[phase].append(pair)
+            rows.append((plain(row["image"]), pair, phase))
     return lists, rows
 
 
-def read_csv(file, problems):
-    """Rows of a table of images as dicts {column in lower case: text without stray blanks}.
+def read_table(file):
+    """Yield line and {column in lower case: text} of each row of a table of images.
 
-    `,`, `;`, `|` or tab between the columns, a first line `sep=;`, a title and empty rows as
-    spreadsheets write them, and attr, obj, set for state, object, split. No rows, and a problem,
-    if it is no such.
+    As spreadsheets write it: `,`, `;`, `|` or tab between the columns, empty rows, any further
+    columns; and attr, obj, set for state, object, split. ValueError names the first line that is
+    not as expected.
     """
-    table = read_cells(file, problems)
-    columns = []
-    rows = []
-    holes = []
-    for number, cells in enumerate(table, 1):
-        if not any(cell.strip() for cell in cells):
-            continue
-        if not set(REQUIRED) <= set(columns):  # a title may stand above the columns' names
-            columns = column_names(cells)
-            continue
-        filled = itertools.zip_longest(columns, cells, fillvalue="")
-        row = {column: cell.strip() for column, cell in filled if column}
-        for primitive in ("state", "object"):
-            row[primitive] = clean(row[primitive])
-        rows.append(row)
-        if not all(row[column] for column in REQUIRED):
-            holes.append(number)
-    twice = [name for name in (*REQUIRED, "split") if columns.count(name) > 1]
-    if twice:
-        problems.append(f"{file.name}: expected one column {some(twice)}, found "
-                        f"{','.join(columns)!r}")
-        return []
-    if table and not rows:
-        problems.append(f"{file.name}: expected image,state,object,split and rows of these, "
-                        f"found {','.join(table[0])!r}")
-    if holes:
-        problems.append(f"{file.name}: image, state or object is empty in row {some(holes)}")
-    return rows
+    with common.reading(file, "expected a table of image,state,object,split in UTF-8"):
+        text = file.read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise ValueError("zero bytes, which are no text")
+        header = text.strip().partition("\n")[0]
+        separator = max(",;\t|", key=header.count)
+        # Not splitlines(): it cuts within quotes, and at more than line ends.
+        lines = io.StringIO(text, newline="")
+        reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+        columns = []
+        for cells in reader:
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            if not columns:
+                names = [cell.lower() for cell in cells]
+                columns = [COLUMNS.get(name, name) for name in names]
+                if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
+                    raise ValueError(f"columns {header!r}")
+                continue
+            row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
+            if len(cells) > len(columns) or "" in [row[name] for name in REQUIRED]:
+                raise ValueError(f"{file} line {reader.line_num}: found {cells}")
+            row["state"] = clean(row["state"])
+            row["object"] = clean(row["object"])
+            yield reader.line_num, row
+        if not columns:
+            raise ValueError("it is empty")
 
 
-def read_cells(file, problems):
-    """The rows of a CSV file as lists of texts; none, and a problem, if it is broken.
-
-    The most frequent separator of the first line that holds one counts, as of a line `sep=;`.
-    """
-    text = read_text(file, problems)
-    first = next((line for line in text.splitlines() if re.search("[,;\t|]", line)), "")
-    separator = max(",;\t|", key=first.count)
-    # Not splitlines(): it cuts within quotes, and at more than line ends.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    try:
-        return list(reader)
-    except csv.Error as error:
-        problems.append(f"{file.name} after line {reader.line_num - 1}: {error}")
-        return []
-
-
-def column_names(header):
-    """The columns in lower case; attr, obj, set are state, object, split if these are not there."""
-    columns = [name.strip().lower() for name in header]
-    return [COLUMNS[name] if name in COLUMNS and COLUMNS[name] not in columns else name
-            for name in columns]
-
-
-def read_feasible(folder, state_index, object_index, problems):
+def read_feasible(folder, states, objects):
     """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file."""
     file = folder / "feasible_pairs.txt"
     if not file.exists():
         return None
-    feasible = np.zeros((len(state_index), len(object_index)), bool)
-    unknown = 0
-    for state, object_ in read_pairs(file, [], problems):
-        if state in state_index and object_ in object_index:
-            feasible[state_index[state], object_index[object_]] = True
-        else:
-            unknown += 1
-    if unknown:
-        problems.append(f"{file.name}: {count(unknown, 'pair')} of other states or objects")
+    feasible = np.zeros((len(states), len(objects)), bool)
+    with common.reading(file, "expected states and objects of the lists"):
+        for state, object_ in read_pairs(file):
+            feasible[states.index(state), objects.index(object_)] = True
     return feasible
 
 
-def members(rows, composition_index, notes, problems):
-    """Rows (image, state, object, set) to the sets they name; the set alone decides.
-
-    Returns phase -> N names, phase -> (N,) int64 compositions, and the images that only skipped
-    rows name; how many rows are skipped, and why, becomes a note.
-    """
-    images = {phase: [] for phase in PHASES}
-    targets = {phase: [] for phase in PHASES}
-    skipped_images = set()
-    skipped = Counter()
-    for image, state, object_, phase in rows:
-        image = plain(image)
-        pair = clean(state), clean(object_)
-        phase = SYNONYMS.get(phase.lower(), phase)
-        if "NA" in (*pair, phase):
-            reason = "NA"
-        elif pair not in composition_index:
-            reason = "a pair in no list"
-        elif phase not in PHASES:
-            reason = f"the set {phase!r}"
-        else:
-            images[phase].append(image)
-            targets[phase].append(composition_index[pair])
-            continue
-        skipped[reason] += 1
-        skipped_images.add(image)
-    for reason, number in skipped.items():
-        notes.append(f"{count(number, 'row')} with {reason} skipped")
-
-    if rows and not any(images.values()):
-        problems.append(f"none of {count(len(rows), 'row')} names a listed pair and a set, "
-                        f"the first is {rows[0]}")
-    elif rows:
-        for phase in PHASES:
-            if not images[phase]:
-                problems.append(f"no image is left in the set {phase!r}: train, val and test each "
-                                "need some (--make-split makes them for own data without a split)")
-    targets = {phase: np.array(indices, np.int64) for phase, indices in targets.items()}
-    return images, targets, frozenset(skipped_images.difference(*images.values()))
-
-
-# ---- what is odd but no obstacle -----------------------------------------------------------------
-
-
 def oddities(dataset):
-    """Notes on what training does not show and on what images cannot tell, with the ceilings.
-
-    A ceiling is the accuracy that a model without a fault would reach.
-    """
-    if not all(len(target) for target in dataset.targets.values()):
-        return []
-    trained = np.zeros((len(dataset.states), len(dataset.objects)), bool)
+    """Notes on what training does not show, and on what images cannot tell."""
+    notes = []
+    trained = np.zeros((len(dataset.states), len(dataset.objects)), bool)  # (S, O)
     trained.flat[dataset.targets["train"]] = True
-    notes = training_notes(dataset, trained)
-    notes += primitive_notes(dataset, "state", dataset.states, trained.any(1))
-    notes += primitive_notes(dataset, "object", dataset.objects, trained.any(0))
-    for phase in PHASES[1:]:
-        notes += world_notes(dataset, phase)
-    for phase in PHASES:
-        notes += repetition_notes(dataset, phase)
-    phases_of_image = Counter()
-    for phase in PHASES:
-        phases_of_image.update(set(dataset.images[phase]))
-    shared = sum(number > 1 for number in phases_of_image.values())
-    if shared:
-        notes.append(f"{count(shared, 'image')} in more than one set")
-    return notes
-
-
-def training_notes(dataset, trained):
-    """Where the training list and what training images show, (S, O) bool, differ."""
-    listed = np.zeros(trained.shape, bool)
-    listed[tuple(dataset.pairs["train"].T)] = True
-    notes = []
-    without = (listed & ~trained).sum()
-    if without:
-        notes.append(f"{count(without, 'training pair')} without a training image, kept as seen")
-    beyond = (trained & ~listed).sum()
-    if beyond:
-        notes.append(f"{count(beyond, 'composition')} with training images but not in the "
-                     "training list, taken as seen")
-    return notes
-
-
-def primitive_notes(dataset, what, names, known):
-    """States or objects that no training image shows; known: a bool for each name."""
-    if known.all():
-        return []
-    ceilings = []
-    for phase in PHASES[1:]:
-        states, objects = np.divmod(dataset.targets[phase], len(dataset.objects))
-        primitives = states if what == "state" else objects
-        ceilings.append(f"{known[primitives].mean():.1%} of {phase}")
+    known = np.concatenate([trained.any(1), trained.any(0)])  # (S + O,)
+    names = dataset.states + dataset.objects
     unknown = [name for name, is_known in zip(names, known) if not is_known]
-    return [f"{count(len(unknown), what)} without a training image ({some(unknown)}): "
-            f"an accuracy ceiling of {' and '.join(ceilings)}"]
+    if unknown:
+        notes.append(f"no training image shows {common.some(unknown)}")
+    for phase in PHASES[1:]:
+        target = dataset.targets[phase]  # (N,)
+        allowed = dataset.candidates(phase)[target]
+        if not allowed.all():
+            notes.append(f"{phase} images of pairs in neither the {phase} nor the training list: "
+                         f"a ceiling of {allowed.mean():.1%} in the closed world")
+        seen = dataset.seen.ravel()[target]
+        for kind, shown in (("a seen", seen), ("an unseen", ~seen)):
+            if not shown.any():
+                notes.append(f"no {phase} image shows {kind} composition: only the other half can "
+                             "be evaluated")
 
-
-def world_notes(dataset, phase):
-    """What a phase's closed world lacks, and whether it has seen and unseen compositions."""
-    target = dataset.targets[phase]
-    allowed = dataset.candidates(phase)[target]
-    seen = dataset.seen.ravel()[target]
-    notes = []
-    outside = (~allowed).sum()
-    if outside:
-        notes.append(f"{count(outside, phase + ' image')} of pairs in neither the {phase} nor the "
-                     f"training list: a ceiling of {allowed.mean():.1%} in the closed world")
-    if seen.all():
-        notes.append(f"no {phase} image shows an unseen composition: only the seen half can be "
-                     "evaluated")
-    if not seen.any():
-        notes.append(f"no {phase} image shows a seen composition: only the unseen half can be "
-                     "evaluated")
+    repeated = 0
+    shared = -len(dataset.every_image)
+    for phase, images in dataset.images.items():
+        repeated += len(images) - len(set(zip(images, dataset.targets[phase].tolist())))
+        shared += len(set(images))
+    if repeated:
+        notes.append(f"{common.count(repeated, 'row')} repeating an image and its composition in "
+                     "one set: each row counts")
+    if shared:
+        notes.append(f"{common.count(shared, 'image')} in more than one set")
     return notes
 
 
-def repetition_notes(dataset, phase):
-    """Notes on images with several compositions in one set, and on rows that repeat one."""
-    rows = Counter(zip(dataset.images[phase], dataset.targets[phase].tolist()))
-    compositions = Counter(image for image, _ in rows)
-    several = sum(number > 1 for number in compositions.values())
-    notes = []
-    if several:
-        # The best that one answer an image can do: always its most frequent composition.
-        most_frequent = Counter()
-        for (image, _), number in rows.items():
-            most_frequent[image] = max(most_frequent[image], number)
-        ceiling = most_frequent.total() / rows.total()
-        notes.append(f"{count(several, phase + ' image')} with more than one composition: "
-                     f"an accuracy ceiling of {ceiling:.1%} of {phase}")
-    again = rows.total() - len(rows)
-    if again:
-        notes.append(f"{count(again, phase + ' row')} repeating an image and its composition: "
-                     "each row counts")
-    return notes
+def plain(image):
+    """An image's name with `/` between folders, and no `./` before."""
+    return image.replace("\\", "/").removeprefix("./")
 
 
-def missing_files(dataset, features=None):
-    """Problems with what features come from: a row in a feature file, or a photo, for each image.
+def clean(name):
+    """A state's or object's name without blanks around it, one blank within, `é` one character."""
+    return re.sub("[ \t\xa0]+", " ", unicodedata.normalize("NFC", name)).strip()
 
-    features: a file that alone has the features, as with `compcos.py --features`. As in training,
-    a feature file in the folder counts alone, but the cache of an extraction only where the photos
-    are gone: otherwise it is brought up to date from them.
+
+# ---- photos --------------------------------------------------------------------------------------
+
+
+def open_photo(path, upright=True):
+    """A photo as an RGB image of Pillow's, decoded: how check, extraction and prediction read one.
+
+    Any format that Pillow opens; the modes as by `rgb`. upright: turned by its EXIF tag, without
+    it as it is stored. ValueError says why it cannot be read, and does not name the file.
     """
-    images = dataset.every_image
-    there = {image for image in images if dataset.path(image).exists()}
-    folder = dataset.folder
-    without_photo = missing(images, there, f"found in none of {folder}/images/, {folder}/, "
-                            f"{', '.join(FEATURES)}")
-    files = [features] if features else feature_files(dataset.folder)
-    if not files:
-        return without_photo
-    try:
-        stored = read_features(files[0], images)  # the first there is decides
-    except (ValueError, OSError) as error:
-        return [str(error)] if features else [str(error), *without_photo]
-    wanted = set(images)
-    wrong = [name for name in not_finite(stored["files"], stored["features"]) if name in wanted]
-    problems = []
-    if wrong:
-        problems.append(f"{files[0]}: features of {count(len(wrong), 'image')} are not finite: "
-                        f"{some(wrong)}")
-    if "stamps" in stored and there and not features:
-        return problems + without_photo
-    where = f"not found in {files[0]}"
-    if there and not features:
-        where += ", which alone counts: without it, features are extracted from the photos"
-    return problems + missing(images, set(stored["files"]), where)
-
-
-def not_finite(names, features):
-    """Those of N names whose features (N, F) are not finite as float32."""
-    with np.errstate(over="ignore"):
-        is_finite = np.isfinite(features.astype(np.float32, copy=False)).all(1)
-    return [names[row] for row in np.flatnonzero(~is_finite)]
-
-
-def unreadable_images(dataset):
-    """{image: why} of the photos that features are to be made of, and that cannot be read.
-
-    Each is decoded, as for its features: a truncated one opens well. Those with features in the
-    cache of an extraction have been, unless they changed since.
-    """
-    files = feature_files(dataset.folder)
-    if files and not is_cache(files[0]):
-        return {}
-    have_been = decoded_images(dataset, files[0]) if files else set()
-    paths = {image: dataset.path(image) for image in dataset.every_image if image not in have_been}
-    return no_photos({image: path for image, path in paths.items() if path.exists()})
-
-
-def no_photos(paths):
-    """{name: why} of the files {name: path} that cannot be read as photos; progress on stderr."""
     register_plugins()
-    unreadable = {}
-    pool = ThreadPoolExecutor(DECODERS)
     try:
-        with (pixel_limit() as limit,
-              common.Progress("decoding", len(paths), "images") as progress):
-            problems = pool.map(lambda path: no_photo(path, limit=limit), paths.values())
-            for name, why in zip(paths, problems):
-                if why:
-                    unreadable[name] = why
-                progress.update()
-    finally:  # Ctrl-C does not wait for the rest
-        pool.shutdown(cancel_futures=True)
-    return unreadable
-
-
-def decoded_images(dataset, cache):
-    """The images with features in a cache that are as they were when these were made."""
-    try:
-        stored = read_features(cache)
-    except (ValueError, OSError):  # `missing_files` says so
-        return set()
-    decoded = set()
-    for image, its_stamp in zip(stored["files"], np.asarray(stored["stamps"]).tolist()):
-        if stamp(dataset.path(image)) == tuple(its_stamp):
-            decoded.add(image)
-    return decoded
-
-
-def stamp(path):
-    """(size, time of change in ns) of a file, None where there is no file."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def missing(images, found, where):
-    """[a problem] that names the images that are not among the found; [] if all are."""
-    lost = [image for image in images if image not in found]
-    if not lost:
-        return []
-    return [f"{len(lost):,} of {count(len(images), 'image')} {where}: {some(lost)}"]
-
-
-def look_through(image, content):
-    """Decode an opened image to its end, a JPEG at a fraction of its size, which is faster."""
-    image.draft("RGB", (256, 256))
-    rgb(image)
-
-
-def no_photo(path, use=look_through, limit=None):
-    """Why a file cannot be read as a photo, None if it can and `use(image, content)` raised
-    nothing; content: the file's bytes.
-
-    limit: the most pixels, as `check_pixels` counts them; None: Pillow's own limit alone.
-    """
-    path = Path(path)
-    try:
-        if not path.exists():
-            return "not there"
-        if not path.is_file():
-            return "no plain file"
-        content = path.read_bytes()
-        with Image.open(io.BytesIO(content)) as image:
-            check_pixels(image.size, limit)
-            use(image, content)
+        with Image.open(path) as image:
+            if max(image.size) > MOST_RATIO * min(image.size):
+                raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
+            turn = TURNS.get(orientation(image)) if upright else None
+            image.load()
+            image.info.clear()  # or the tag would turn it once more, for who looks at it
+            photo = rgb(image)
+        return photo if turn is None else photo.transpose(turn)
+    except UnidentifiedImageError:
+        raise ValueError("not an image that Pillow opens here; .heic needs `pip install "
+                         "pillow-heif`") from None
     except Exception as error:  # decoders of broken files raise all sorts
-        return unreadable_because(path, error)
-    return None
+        raise ValueError(str(error) or repr(error)) from error
 
 
-@contextmanager
-def pixel_limit(max_pixels=None):
-    """The most pixels of an image, `max_pixels` or twice Pillow's own limit (None: no limit).
-
-    Pillow warns of more than its limit and refuses more than twice of it. Here only what is over
-    the limit is refused, so Pillow's is lifted for the time being, and its warnings, which name no
-    file, are silent.
-    """
-    if max_pixels is not None and max_pixels < 1:
-        raise ValueError(f"--max-pixels is {max_pixels}: expected 1 or more")
-    pillows = Image.MAX_IMAGE_PIXELS
-    limit = max_pixels
-    if limit is None and pillows is not None:
-        limit = 2 * pillows
-    Image.MAX_IMAGE_PIXELS = limit
+@functools.cache
+def register_plugins():
+    """Let Pillow open HEIC photos, where pillow_heif is installed."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")
-            yield limit
-    finally:
-        Image.MAX_IMAGE_PIXELS = pillows
+        import pillow_heif
+        pillow_heif.register_heif_opener()
+    except ImportError:
+        pass
+
+
+def orientation(image):
+    """An image's EXIF tag of orientation; 1, upright, where there is none that can be read."""
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of damaged tags all sorts; the picture beside them may be whole
+        return 1
 
 
 def rgb(image):
     """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
 
-    PIL alone would make white and black of these. ValueError: floats that are neither in [0, 1]
-    nor up to 255.
+    PIL alone would make white and black of these. ValueError: other floats.
     """
     if image.mode.startswith("I"):
-        values = np.asarray(image) >> 8
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        values = (np.asarray(image) >> 8).clip(0, 255)
     elif image.mode == "F":
-        values = np.asarray(image)
-        low = values.min()
-        high = values.max()
-        if not high <= 255 or not np.isfinite(low):
-            raise ValueError(f"floats from {low:g} to {high:g}, expected [0, 1] or [0, 255]")
-        if 0 <= low and high <= 1:
-            image = Image.fromarray((255 * values).round().astype(np.uint8))
-    return image.convert("RGB")
+        values = (255 * np.asarray(image)).round()
+        if not (values.min() >= 0 and values.max() <= 255):  # NaN neither
+            raise ValueError("floats outside [0, 1]")
+    else:
+        return image.convert("RGB")
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
-def unreadable_because(path, error):
-    """What to say of a file whose reading as a photo raised an exception."""
-    if isinstance(error, UnidentifiedImageError):
-        plugin = PLUGINS.get(Path(path).suffix.lower())
-        if plugin:
-            return f"not an image to Pillow as it is here: `pip install {plugin}`"
-        return "not an image"
-    if isinstance(error, Image.DecompressionBombError):
-        return f"{error}; --max-pixels N lifts the limit"
-    return str(error) or repr(error)
+def photo_suffixes():
+    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+    register_plugins()
+    Image.init()
+    openable = (set(Image.OPEN) | {"MPO"}) - NO_PHOTOS  # JPEG's plugin opens MPO
+    return {suffix.lower() for suffix, name in Image.registered_extensions().items()
+            if name in openable}
 
 
-def check_pixels(size, limit):
-    """ValueError for an image of more pixels than the limit (None: no limit).
+def photo_files(root):
+    """(photos, left out): names of files below `root`, `/` between folders, sorted.
 
-    Those count that it has, or that it has once its short side is brought to 256: a strip grows.
+    Links to folders are followed. Hidden files and what systems leave behind (@eaDir, __MACOSX) are
+    in neither list. OSError: a folder that may not be looked into.
     """
-    width, height = size
-    short, long = sorted(size)
-    if limit and max(short, 256 * 256 / short) * long > limit:
-        raise ValueError(f"{width:,} x {height:,} pixels, over the limit of {limit:,} at a short "
-                         "side of 256 or more; a decompression bomb? --max-pixels N lifts the "
-                         "limit")
+    def stop(error):
+        raise error
+
+    suffixes = photo_suffixes()
+    photos = []
+    left_out = []
+    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
+        subfolders[:] = [name for name in subfolders if not name.startswith((".", "@", "__"))]
+        for name in files:
+            path = Path(folder, name)
+            if name.startswith("."):
+                continue
+            found = photos if path.suffix.lower() in suffixes else left_out
+            found.append(path.relative_to(root).as_posix())
+    return sorted(photos), sorted(left_out)
 
 
-def unnamed_photos(dataset):
-    """Notes on photos in the folder that no row names."""
-    folder = dataset.folder
-    root = folder / "images" if (folder / "images").is_dir() else folder
-    named = set(dataset.skipped).union(*dataset.images.values())
-    above = f"{root.resolve().as_posix()}/"
-    named |= {image.removeprefix("images/").removeprefix(above) for image in named}
-    try:
-        photos, _ = photo_files(root)
-    except OSError as error:
-        return [f"whether there are photos that no row names was not seen: {error}"]
-    unnamed = [photo for photo in photos if plain(photo) not in named]
-    if not unnamed:
-        return []
-    return [f"{count(len(unnamed), 'photo')} in {root} that no row names: {some(unnamed)}"]
+def what_stayed_out(left_out):
+    """A note on files that are no photos here, and what to do if some are."""
+    return (f"{common.count(len(left_out), 'file')} left out, which Pillow does not open as photos "
+            f"here: {common.some(left_out)}; save photos among them as JPEG or PNG, or `pip "
+            "install pillow-heif` for .heic")
 
 
-# ---- feature files -------------------------------------------------------------------------------
+def left_beside(files):
+    """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
+    new/1.JPG: sorted names."""
+    files = [Path(file) for file in files]
+    endings = {file.suffix for file in files}
+    suffixes = photo_suffixes()
+    left = []
+    for folder in {file.parent for file in files}:
+        for path in folder.iterdir():
+            if path.suffix.lower() in suffixes and path.suffix not in endings:
+                left.append(str(path))
+    return sorted(left)
 
 
-def feature_files(folder):
-    """The files of features in a folder, the one that counts first."""
-    return [folder / name for name in FEATURES if (folder / name).exists()]
+# ---- what features are made of -------------------------------------------------------------------
 
 
-def is_cache(path):
-    """Whether a file of features is one that extraction made here."""
-    return path.is_file() and "stamps.npy" in archive_names(path)
+def check_sources(dataset, file=None):
+    """{image: why} of the photos that cannot be decoded, of those that features are to be made of.
 
-
-def archive_names(path):
-    """The names in a zip archive (.npz, torch.save); none of what is no such archive, or damaged.
+    ValueError names the images without a photo, or without a row where a file of features counts.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except Exception:  # zip and struct raise many types; reading the file says what is wrong
-        return []
+    source = finished_features(dataset, file)
+    if source is None:
+        problem = missing_photos(dataset)
+        if problem:
+            raise ValueError(problem)
+        return broken_photos(dataset)
+    names = dataset.every_image
+    there = set(read_features(source, names)["files"])
+    lost = [image for image in names if image not in there]
+    if lost:
+        raise ValueError(f"{source} has no features of {common.count(len(lost), 'image')}: "
+                         f"{common.some(lost)}")
+    return {}
 
 
-def is_numpy_archive(path):
-    """Whether a file is, or is meant as, one of `np.savez` and not of `torch.save`."""
-    names = archive_names(path)
-    if names:
-        return any(name.endswith(".npy") for name in names)
-    return Path(path).suffix == ".npz"
+def finished_features(dataset, file=None):
+    """The file whose features are taken as they are; None: they are made of the photos.
+
+    file: one that is named for it. Else a file in the folder, but the cache of an extraction only
+    where all photos are gone: otherwise it is brought up to date from them.
+    """
+    if file is not None:
+        return Path(file)
+    for name in FEATURES:
+        path = dataset.folder / name
+        if path.exists():
+            has_photos = any(dataset.path(image).exists() for image in dataset.every_image)
+            return None if is_cache(path) and has_photos else path
+    return None
+
+
+def missing_photos(dataset):
+    """A line that names the images without a photo; "" if there are none.
+
+    Where a file's name differs only in case (.jpg, .JPG), or in how `é` is spelt, it says so.
+    """
+    lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
+    if not lost:
+        return ""
+    folded = {clean(image).casefold() for image in lost}
+    photos = [photo.removeprefix("images/") for photo in photo_files(dataset.folder)[0]]
+    near = [photo for photo in photos if clean(photo).casefold() in folded]
+    text = (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
+            f"{dataset.folder}/: {common.some(lost)}")
+    if near:
+        text += f"; there are {common.some(near)}, which differ only in case or accents"
+    return text
+
+
+def broken_photos(dataset):
+    """{image: why} of the photos that cannot be read; each is decoded to its end."""
+    def problem(image):
+        try:
+            open_photo(dataset.path(image), dataset.upright)
+        except ValueError as error:
+            return str(error)
+
+    names = dataset.every_image
+    broken = {}
+    with (ThreadPoolExecutor(DECODERS) as pool,
+          common.Progress("decoding", len(names), "images") as progress):
+        for image, why in zip(names, pool.map(problem, names)):
+            if why is not None:
+                broken[image] = why
+            progress.update()
+    return broken
+
+
+def with_reasons(broken, most=5):
+    """The first few of {name: why}, and how many more."""
+    return common.some([f"{name} ({why})" for name, why in broken.items()], most)
+
+
+# ---- saved files ---------------------------------------------------------------------------------
 
 
 def load_tensors(path):
     """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of numbers and texts.
 
-    Runs no code in the file. OSError: it is not there or no plain file; ValueError: it holds
-    something else, or is damaged.
+    Runs no code in the file. OSError: it is not there; ValueError: it holds something else, or is
+    damaged.
     """
     check_archive(path)
-    with open(path, "rb") as file:
-        start = file.read(12)
-    if start and not start.startswith(SAVED_STARTS):
-        raise ValueError(f"{path}: no tensors by torch.save, it begins {start!r}")
-    array = np.zeros(0).__reduce__()[0]
-    scalar = np.float32(0).__reduce__()[0]
-    kinds = "?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "U", "S"
-    allowed = [np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in kinds}]
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # as NumPy 1 and 2 call it
-        allowed.append((array, f"{module}._reconstruct"))
-        allowed.append((scalar, f"{module}.scalar"))
-    try:
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # those of pickle and zip have no common class
-        raise_if_unread(error)
-        raise ValueError(f"{path}: no tensors by torch.save ({reason(error)})") from error
+    allowed = [np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in np.typecodes["All"]}]
+    for value in (np.zeros(0), np.float32(0)):
+        make = value.__reduce__()[0]
+        for module in ("numpy.core", "numpy._core"):  # as NumPy 1 and 2 call it
+            allowed.append((make, f"{module}.multiarray.{make.__name__}"))
+    with (common.reading(path, "make or fetch it again"),
+          torch.serialization.safe_globals(allowed)):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def check_archive(path):
-    """Compare a zip archive (.npz, torch.save) with its own check sums; other files pass.
+    """The names in a zip archive (.npz, torch.save) that agrees with its own check sums; else [].
 
     torch.load does not compare them: a flipped bit would be other numbers without a word.
+    ValueError: the archive is damaged.
     """
-    if not Path(path).exists():
-        raise FileNotFoundError(f"no file {path}")
-    if not Path(path).is_file():
-        raise OSError(f"{path} is no plain file")
-    try:
+    with common.reading(path, "it is damaged: make or fetch it again"):
         if not zipfile.is_zipfile(path):
-            return
+            return []
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-            for entry in archive.infolist():
-                # torch.load takes what is marked so for empty, without a word
-                if entry.external_attr & DIRECTORY and not entry.is_dir():
-                    damaged = entry.filename
-    except Exception as error:  # zip, zlib and struct raise many types for a bad file
-        damaged = reason(error)
-    if damaged:
-        raise ValueError(f"{path} is damaged ({damaged}): make or fetch it again")
+            if damaged is not None:
+                raise ValueError(f"wrong sum of {damaged}")
+            return archive.namelist()
 
 
-def raise_if_unread(error):
-    """Raise again what is no fault of a file's content: a lack of memory, a file that is not read.
-
-    An OSError without a file's name is such a fault: it is of a place beyond the file's end.
-    """
-    if isinstance(error, MemoryError) or isinstance(error, OSError) and error.filename is not None:
-        raise error
-
-
-def reason(error):
-    """What an exception says, without the advice of NumPy and torch to load unsafely."""
-    text = " ".join(str(error).split())
-    if "allow_pickle" in text or "weights_only" in text:
-        return ("Object arrays or other Python objects: only plain data are loaded, names as by "
-                "np.array(names, str)")
-    return f"{type(error).__name__}: {text[:100]}"
+def is_cache(path):
+    """Whether a file of features is one that extraction made here."""
+    return "stamps.npy" in check_archive(path)
 
 
 def read_features(path, wanted=()):
-    """The dict in a .npz or torch.save file, with `files` a list and `features` an array (N, F).
+    """The dict in a .npz or torch.save file, with `files` a list and `features` (N, F) float32.
 
     Whatever the name's ending, the content decides which of the two it is.
     wanted: names of images; a leading folder that only the file writes (`images/`, an absolute
     path) is then removed from its names. ValueError says what is not as expected.
     """
-    check_archive(path)
-    if is_numpy_archive(path):
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                stored = dict(archive)
-        except Exception as error:  # of zip, pickle and NumPy
-            raise_if_unread(error)
-            raise ValueError(f"{path}: not a NumPy .npz archive of plain arrays "
-                             f"({reason(error)})") from error
+    if any(name.endswith(".npy") for name in check_archive(path)):
+        with common.reading(path, "save it anew by np.savez"), np.load(path) as archive:
+            stored = dict(archive)
     else:
         stored = load_tensors(path)
-    if not isinstance(stored, dict) or not {"files", "features"} <= set(stored):
-        holds = f"a {type(stored).__name__}"
-        if isinstance(stored, dict):
-            holds = ", ".join(map(str, stored))[:200]
-        raise ValueError(f"{path}: holds {holds}; expected `files` (N names) and `features` (N, F)")
-
-    try:
-        files = [plain(as_text(name)) for name in stored["files"]]
-    except (TypeError, UnicodeDecodeError):
-        raise ValueError(f"{path}: `files` is a {type(stored['files']).__name__}, expected N "
-                         "names in UTF-8") from None
-    files = without_prefix(files, wanted)
-    features = as_array(stored["features"])
-    if features.ndim != 2 or len(features) != len(files) or features.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: {count(len(files), 'file')} and features {features.shape} "
-                         f"{features.dtype}, expected (N, F) numbers for N files")
-    if files and features.shape[1] == 0:
-        raise ValueError(f"{path}: features of 0 numbers, expected 1 or more each")
-    check_repeated(path, files, features)
+    with common.reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
+        files = without_prefix([plain(name) for name in stored["files"]], wanted)
+        features = stored["features"]
+        if torch.is_tensor(features):  # with a gradient, sparse, or of a type that NumPy lacks
+            features = features.detach().to_dense().float()
+        features = np.asarray(features, np.float32)
+        if features.ndim != 2 or features.size == 0 or len(features) != len(files):
+            raise ValueError(f"{len(files)} files, features {features.shape}")
+        row_of = dict(zip(files, features))
+        if len(row_of) < len(files):
+            for name, row in zip(files, features):
+                if (row != row_of[name]).any():
+                    raise ValueError(f"several rows that differ for {name}")
     return {**stored, "files": files, "features": features}
-
-
-def as_array(features):
-    """An array of what was stored: a tensor of any type, with or without a gradient, or an array.
-    """
-    if not torch.is_tensor(features):
-        return np.asarray(features)
-    features = features.detach().to_dense()  # which changes sparse ones alone
-    if features.dtype == torch.bfloat16:  # NumPy has no such type
-        features = features.float()
-    return features.numpy()
 
 
 def without_prefix(files, wanted):
@@ -1035,17 +606,6 @@ def without_prefix(files, wanted):
     return [name.removeprefix(prefix) for name in files]
 
 
-def check_repeated(path, files, features):
-    """ValueError if a name has several rows that differ."""
-    last = dict(zip(files, features))
-    if len(last) == len(files):
-        return
-    differ = {name for name, row in zip(files, features) if (row != last[name]).any()}
-    if differ:
-        raise ValueError(f"{path}: several rows that differ for {some(sorted(differ))}; "
-                         "expected one for each name")
-
-
 # ---- own photos ----------------------------------------------------------------------------------
 
 
@@ -1056,29 +616,20 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
     """
     folder = Path(folder)
     file = folder / "images.csv"
-    problems = []
     if file.exists():
-        rows = read_csv(file, problems)
+        rows = [row for _, row in read_table(file)]
     else:
         rows = read_photos(folder)
-    if problems:
-        raise ValueError("; ".join(problems))
     if any(row.get("split") for row in rows):
         raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
                          "folders) to make another")
-    times = Counter(row["image"] for row in rows)
-    again = [image for image, number in times.items() if number > 1]
-    if again:
-        raise ValueError(f"{file}: an image shows one composition, but these are listed again: "
-                         f"{some(again)}")
-    pairs = [(row["state"], row["object"]) for row in rows]
-    split = divide(pairs, seed, share)
-    columns = list(dict.fromkeys([*rows[0], "split"]))
-    with common.writing(file) as out:
-        table = csv.DictWriter(out, columns, lineterminator="\n")
-        table.writeheader()
-        for row, phase in zip(rows, split):
-            table.writerow(row | {"split": phase})
+    for image, number in Counter(row["image"] for row in rows).items():
+        if number > 1:
+            raise ValueError(f"{file}: an image shows one composition, but {image} is there again")
+    split = divide([(row["state"], row["object"]) for row in rows], seed, share)
+    for row, phase in zip(rows, split):
+        row["split"] = phase
+    common.write_rows(file, rows[0], [row.values() for row in rows])
     print(f"wrote {file} (seed {seed}, share {share:g})")
 
 
@@ -1090,39 +641,25 @@ def read_photos(folder):
     root = folder / "images" if (folder / "images").is_dir() else folder
     photos, left_out = photo_files(root)
     rows = []
-    astray = []
     doubtful = {}
     for photo in photos:
-        *parents, _ = photo.split("/")
-        names = tuple(parents)
-        if len(parents) == 1:
-            names, is_doubtful = split_folder_name(parents[0])
+        *names, _ = photo.split("/")
+        if len(names) == 1:
+            names, is_doubtful = split_folder_name(names[0])
             if is_doubtful:
-                doubtful[parents[0]] = True
+                doubtful["_".join(names)] = True
         names = [clean(name) for name in names]
-        if len(names) == 2 and all(names):
-            rows.append({"image": photo, "state": names[0], "object": names[1]})
-        else:
-            astray.append(photo)
+        if len(names) != 2 or not all(names):
+            raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
+                             f"found {photo}")
+        rows.append({"image": photo, "state": names[0], "object": names[1]})
+    if not rows:
+        raise ValueError(f"{root}: no photo in it; expected state_object/ or state/object/ folders "
+                         "of photos")
     if left_out:
-        print(f"note: {what_stayed_out(photos, left_out)}")
-    if root != folder:
-        beside = [photo for photo in photo_files(folder)[0] if not photo.startswith("images/")]
-        if beside:
-            print(f"note: beside images/, which alone counts, {count(len(beside), 'photo')}: "
-                  f"{some(beside)}")
-    if astray or not rows:
-        found = "no photo"
-        if astray:
-            found = f"{count(len(astray), 'photo')} elsewhere: {some(astray)}"
-        raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
-                         f"found {found}")
-    sets = sorted({row["state"] for row in rows if row["state"].lower() in SYNONYMS})
-    if sets:
-        print(f"note: {some(sets)} are read as states; if they are sets, write an images.csv "
-              "with image,state,object,split instead")
+        print(f"note: {what_stayed_out(left_out)}")
     if doubtful:
-        print(f"note: the first _ ends the state's name in {some(doubtful)}; state/object/ "
+        print(f"note: the first _ ends the state's name in {common.some(doubtful)}; state/object/ "
               "folders are exact")
     return rows
 
@@ -1131,101 +668,14 @@ def split_folder_name(name):
     """(names, doubtful): state and object of a folder, whether another `_` could as well end one.
 
     >>> split_folder_name("wet_dog"), split_folder_name("Corn_(maize)___healthy")
-    ((('wet', 'dog'), False), (('Corn_(maize)', 'healthy'), False))
+    ((['wet', 'dog'], False), (['Corn_(maize)', 'healthy'], False))
     >>> split_folder_name("dark_blue_car")
-    (('dark', 'blue_car'), True)
+    (['dark', 'blue_car'], True)
     """
     name = name.strip("_ ")
     runs = re.findall("_+", name)
-    if not runs:
-        return (name,), False
-    longest = max(runs, key=len)
-    state, _, object_ = name.partition(longest)
-    return (state, object_), runs.count(longest) > 1
-
-
-def register_plugins():
-    """Let Pillow open HEIC and AVIF photos by pillow_heif and pillow_avif, where installed."""
-    try:
-        import pillow_heif
-        pillow_heif.register_heif_opener()
-    except ImportError:
-        pass
-    try:
-        import pillow_avif  # noqa: F401 (registers itself)
-    except ImportError:
-        pass
-
-
-def photo_suffixes():
-    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
-    register_plugins()
-    Image.init()
-    openable = set(Image.OPEN) | {"MPO"}  # JPEG's plugin opens MPO
-    openable -= NO_PHOTOS
-    return {suffix.lower() for suffix, name in Image.registered_extensions().items()
-            if name in openable}
-
-
-def photo_files(root):
-    """(photos, left out): names of files below `root`, `/` between folders, sorted.
-
-    Links to folders are followed, once around a circle. Hidden files and what systems leave behind
-    (Thumbs.db, @eaDir) are in neither list. OSError: a folder that may not be looked into.
-    """
-    def stop(error):
-        raise error
-
-    suffixes = photo_suffixes()
-    photos = []
-    left_out = []
-    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
-        subfolders[:] = [name for name in subfolders if is_worth_a_word(name)
-                         and not is_circle(folder, os.path.join(folder, name))]
-        for name in files:
-            path = Path(folder, name)
-            place = path.relative_to(root).as_posix()
-            if not is_worth_a_word(name) or place in OWN_FILES:
-                continue
-            if path.suffix.lower() in suffixes and path.exists():
-                photos.append(place)
-            else:
-                left_out.append(place)
-    return sorted(photos), sorted(left_out)
-
-
-def is_worth_a_word(name):
-    """Whether a file or folder could be meant as data."""
-    return not name.startswith(".") and name.lower() not in NOT_WORTH_A_WORD
-
-
-def is_circle(folder, subfolder):
-    """Whether a subfolder is a link to a folder that it lies in."""
-    return Path(folder).resolve().is_relative_to(Path(subfolder).resolve())
-
-
-def what_stayed_out(photos, left_out):
-    """How many files of which suffix are no photos here, which folders lose all, what to do."""
-    suffixes = Counter()
-    for name in left_out:
-        suffixes[Path(name).suffix.lower() or "without suffix"] += 1
-    counted = [f"{number:,} {suffix}" for suffix, number in suffixes.most_common()]
-    text = (f"{count(len(left_out), 'file')} left out, which Pillow does not open as photos here: "
-            f"{some(counted, 20)}")
-    if photo_suffixes() & suffixes.keys():
-        text += " (photos among these are links to nothing)"
-    kept = set()  # folders with a photo somewhere below them
-    for name in photos:
-        kept.update(str(parent) for parent in PurePosixPath(name).parents)
-    emptied = {os.path.dirname(name) for name in left_out} - kept - {""}
-    if emptied:
-        text += f"; nothing is left of {some(sorted(emptied))}"
-    plugins = sorted({PLUGINS[suffix] for suffix in suffixes if suffix in PLUGINS})
-    if plugins:
-        text += f"; `pip install {' '.join(plugins)}`, or save them as JPEG or PNG"
-    else:
-        text += "; save photos among them as JPEG or PNG"
-    return text
+    longest = max(runs, key=len, default="_")
+    return name.split(longest, 1), runs.count(longest) > 1
 
 
 def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
@@ -1233,13 +683,8 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
 
     `share` of the compositions become val's unseen ones and as many test's, while every state and
     object keeps a training composition; of the others' images `image_share` go to val and as many
-    to test, and each composition keeps one. ValueError: too few for three sets, or a bad share.
+    to test, and each composition keeps one. ValueError: too few for three sets.
     """
-    if not 0 < share < 0.5:
-        raise ValueError(f"a share of {share}: expected more than 0 and less than 0.5, since val "
-                         "and test get as many compositions each")
-    if seed < 0:
-        raise ValueError(f"a seed of {seed}: expected 0 or more")
     random = np.random.default_rng(seed)
     images_of = {}
     for image, pair in enumerate(pairs):
@@ -1259,8 +704,8 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
     for place, image in enumerate(spare[:2 * each]):
         split[image] = "test" if place % 2 == 0 else "val"
     if set(split) != set(PHASES):
-        raise ValueError(f"{count(len(pairs), 'image')} of {count(len(images_of), 'composition')}: "
-                         "too few for three sets")
+        raise ValueError(f"{common.count(len(pairs), 'image')} of "
+                         f"{common.count(len(images_of), 'composition')}: too few for three sets")
     return split
 
 
@@ -1282,63 +727,15 @@ def choose_unseen(compositions, share, random):
     return unseen
 
 
-# ---- words ---------------------------------------------------------------------------------------
-
-
-def plain(image):
-    """An image's name with `/` between folders, no `./` before, and `é` one character (NFC)."""
-    return unicodedata.normalize("NFC", image.replace("\\", "/").removeprefix("./"))
-
-
-def clean(name):
-    """A state's or object's name without blanks around it, one blank within, `é` one character."""
-    return re.sub("[ \t\xa0]+", " ", unicodedata.normalize("NFC", name)).strip()
-
-
-def count(number, what):
-    """`1 row`, `1,234 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def some(names, most=5):
-    """The first few of many names, and how many more."""
-    names = list(map(str, names))
-    text = ", ".join(printable(name) for name in names[:most])
-    if len(names) > most:
-        text += f" and {len(names) - most:,} more"
-    return text
-
-
-def some_with_reasons(reasons, most=5):
-    """The first few of {name: why}, and how many more."""
-    return some([f"{name} ({why})" for name, why in reasons.items()], most)
-
-
-def printable(text):
-    """Text on one line, without what could steer a terminal."""
-    return common.printable(text).replace("\n", "\\n")
-
-
 # ---- the command line ----------------------------------------------------------------------------
-
-
-def report(dataset, problems):
-    """Print the counts that papers give, the notes, and the problems."""
-    if dataset.states:
-        print_counts(dataset)
-    for note in dataset.notes:
-        print(f"note: {printable(note)}")
-    for problem in problems:
-        print("problem:", common.printable(problem))
 
 
 def print_counts(dataset):
     """The table of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
-    listed = {tuple(pair) for pairs in dataset.pairs.values() for pair in pairs.tolist()}
-    print(f"{dataset.name}: {count(len(dataset.states), 'state')}, "
-          f"{count(len(dataset.objects), 'object')}, {count(seen.size, 'composition')}; "
-          f"{len(listed):,} listed, {seen.size - len(listed):,} in no list")
+    listed = len(np.unique(np.concatenate(list(dataset.pairs.values())), axis=0))
+    print(f"{dataset.name}: {len(dataset.states)} states, {len(dataset.objects)} objects, "
+          f"{seen.size:,} compositions; {listed:,} listed, {seen.size - listed:,} in no list")
     print(f"{'':12}{'seen':>8}{'unseen':>8}{'images':>10}{'of seen':>10}{'of unseen':>10}")
     for phase in PHASES:
         pairs = seen[tuple(dataset.pairs[phase].T)]  # (P,)
@@ -1347,18 +744,24 @@ def print_counts(dataset):
               f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
 
 
-def next_command(dataset, name, root, features=None, options=""):
+def unnamed_photos(dataset):
+    """How many photos in the folder are in no set."""
+    named = {os.path.abspath(dataset.path(image)) for image in dataset.every_image}
+    photos, _ = photo_files(dataset.folder)
+    return sum(os.path.abspath(dataset.folder / photo) not in named for photo in photos)
+
+
+def next_command(dataset, options, broken):
     """The command that trains on it, with random word vectors where there are none."""
-    command = f"python compcos.py --dataset {shlex.quote(name)}{data_root_option(root)}"
-    if features:
-        command += f" --features {shlex.quote(features)}"
-    command += options
-    needed = ["w2v"] if dataset.name in ("utzappos", "cgqa") else ["w2v", "fast"]
-    has_all = all(Path(root, folder).exists() for folder in needed)
-    if has_all or (dataset.folder / "vectors.txt").exists():
-        return command
-    return (f"{command} --vectors random"
-            "   # better: a file of word vectors, or glove, word2vec, fasttext (see download.py)")
+    arguments = ["--dataset", options.dataset, "--data-root", options.data_root]
+    if options.features:
+        arguments += ["--features", options.features]
+    if broken:
+        arguments.append("--skip-broken")
+    vectors = dataset.folder / "vectors.txt", Path(options.data_root, "w2v")
+    if not any(path.exists() for path in vectors):
+        arguments += ["--vectors", "random"]
+    return f"python compcos.py {shlex.join(arguments)}"
 
 
 def parse(argv):
@@ -1376,46 +779,33 @@ def parse(argv):
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
              "state_object ends the state's name")
-    add("--share", type=float,
+    add("--share", type=common.number(above=0, below=0.5), default=COMPOSITION_SHARE,
         help="of --make-split: the share of compositions that are unseen in val, and in test "
              f"(default: {COMPOSITION_SHARE})")
-    add("--seed", type=int, help="of --make-split (default: 0)")
-    options = parser.parse_args(argv)
-    if not options.make_split and (options.share, options.seed) != (None, None):
-        parser.error("--share and --seed are of --make-split, which is not given")
-    if options.share is None:
-        options.share = COMPOSITION_SHARE
-    options.seed = options.seed or 0
-    return options
+    add("--seed", type=common.number(int, least=0), default=0,
+        help="of --make-split (default: 0)")
+    return parser.parse_args(argv)
 
 
 @common.command
 def main(argv=None):
-    """Check a dataset, after making its split if asked: exit status 1 if it cannot be used."""
+    """Check a dataset, after making its split if asked."""
     options = parse(argv)
-    folder = locate(options.dataset, options.data_root)
     if options.make_split:
-        make_split(folder, options.seed, options.share)
-    dataset, problems = read(folder)
-    more = ""
-    if dataset.states:  # else there is nothing that could lack files
-        problems += missing_files(dataset, options.features)
-        dataset.notes.extend(unnamed_photos(dataset))
-        unreadable = {} if options.features else unreadable_images(dataset)
-        if unreadable:
-            more = " --skip-broken"
-            dataset.notes.append(f"{count(len(unreadable), 'image')} that cannot be read, which "
-                                 f"--skip-broken leaves out: {some_with_reasons(unreadable)}")
-            for phase in PHASES:
-                if dataset.images[phase] and unreadable.keys() >= set(dataset.images[phase]):
-                    problems.append(f"no image of the set {phase!r} can be read")
-    report(dataset, problems)
-    if problems:
-        return 1
-    command = next_command(dataset, options.dataset, options.data_root, options.features, more)
-    print(f"next: {command}")
-    return 0
+        make_split(locate(options.dataset, options.data_root), options.seed, options.share)
+    dataset = load(options.dataset, options.data_root)
+    print_counts(dataset)
+    for note in dataset.notes:
+        print(f"note: {note}")
+    unnamed = unnamed_photos(dataset)
+    if unnamed:
+        print(f"note: {common.count(unnamed, 'photo')} in {dataset.folder} that no set has")
+    broken = check_sources(dataset, options.features)
+    if broken:
+        print(f"note: {common.count(len(broken), 'image')} that cannot be read, which "
+              f"--skip-broken leaves out: {with_reasons(broken)}")
+    print(f"next: {next_command(dataset, options, broken)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
