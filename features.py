@@ -182,7 +182,7 @@ def load_backbone(weights=None):
     with common.reading(path, "expected the parameters of a ResNet-18 under torchvision's names"):
         parameters = unwrap(data.load_tensors(path))
         model.load_state_dict({name: value for name, value in parameters.items()
-                               if not str(name).startswith("fc.")})
+                               if not name.startswith("fc.")})
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
 
 
@@ -270,10 +270,10 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
         chosen = names[first:first + batch_size]
         return {name: pool.submit(decode, paths[name]) for name in chosen}
 
-    ahead = 2 + 2 * data.DECODERS // batch_size
+    begun = map(begin, range(0, len(names), batch_size))
     try:
         with common.Progress("extracting", len(names), "images") as progress:
-            for answers in _behind(map(begin, range(0, len(names), batch_size)), ahead):
+            for answers in _behind(begun, 2 + 2 * data.DECODERS // batch_size):
                 pixels = {}
                 broken = {}
                 for name, answer in answers.items():
@@ -286,21 +286,23 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
                     features = _run(network, device, list(pixels.values()))
                 yield dict(zip(pixels, features)), broken
                 progress.update(len(answers))
-    finally:
+    finally:  # Ctrl-C does not wait for the rest
         pool.shutdown(cancel_futures=True)
 
 
 def _check(broken, total, skip, where=""):
-    """ValueError naming the images {name: why} of `total` without features, unless skipped.
+    """[a note] on the images {name: why} of `total` without features, [] if all have them.
 
-    Returns how many there are and why, in words.
+    ValueError names them unless they are skipped.
     """
+    if not broken:
+        return []
     reasons = data.with_reasons(broken, 20)
-    if broken and (not skip or len(broken) == total):
+    if not skip or len(broken) == total:
         raise ValueError(f"{where}no features of {len(broken):,} of "
                          f"{common.count(total, 'image')}: {reasons}; mend them, or leave them "
                          "out by --skip-broken")
-    return f"{common.count(len(broken), 'image')} left out: {reasons}"
+    return [f"{common.count(len(broken), 'image')} left out: {reasons}"]
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess=None, upright=True,
@@ -357,7 +359,7 @@ def features_like(settings, paths, device="auto", weights=None, skip_broken=Fals
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def describe(kind=None, weights=None, upright=True):
+def describe(kind, weights, upright):
     """What cached features depend on, in words: backbone, weights, preprocessing.
 
     kind: None, those of ResNet-18, or PIXELS. The weights by the first digits of their SHA-256,
@@ -408,7 +410,7 @@ def _read_cache(path, key):
         stored = data.read_features(path)
         if "stamps" not in stored or str(stored["key"]) != key:
             return {}
-        stamps = map(tuple, np.asarray(stored["stamps"]).tolist())
+        stamps = map(tuple, stored["stamps"].tolist())
         return dict(zip(stored["files"], zip(stored["features"], stamps)))
 
 
@@ -423,25 +425,20 @@ def _write_cache(path, key, rows):
         np.savez(file, files=list(rows), features=np.stack(features), stamps=stamps, key=key)
 
 
-def _stamp(path):
-    """(size, time of change in ns) of a file, None where there is none."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 def _known_rows(dataset, kind, key, cache, fallback, skip_broken):
     """What caches hold of files that are as they were, {name: (feature, stamp)}, and {name: stamp}
-    of the other images.
+    of the other files; a stamp is the size and the time of change.
 
     FileNotFoundError: images that are not there, unless they are skipped.
     """
-    stamps = {name: _stamp(dataset.path(name)) for name in dataset.every_image}
-    is_lost = None in stamps.values()
-    if is_lost and not (skip_broken and any(stamps.values())):
-        raise FileNotFoundError(f"{data.missing_photos(dataset)}; put them there, or give "
-                                "--features FILE")
+    stamps = {}
+    for name in dataset.every_image:
+        path = dataset.path(name)
+        if path.exists():
+            stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
+    problem = data.missing_photos(dataset)
+    if problem and not (skip_broken and stamps):
+        raise FileNotFoundError(f"{problem}; put them there, or give --features FILE")
     rows = {}
     for place in _places(dataset, kind, cache, fallback):
         for name, row in _read_cache(place, key).items():
@@ -498,6 +495,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     """
     names = dataset.every_image
     source = _finished_file(dataset, file)
+    broken = {}
     notes = []
     where = ""
     if source is None:
@@ -508,7 +506,6 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
         where = f"{source} (of {common.some(stored['files'], 2)}): "
         words = str(stored.get("key", f"features in {source}"))
         rows = dict(zip(stored["files"], stored["features"]))
-        broken = {name: "not there" for name in names if name not in rows}
     is_resnet = words.startswith("ResNet-18")
     if is_resnet and file is None and words != describe(None, weights, dataset.upright):
         raise ValueError(f"{source} has features of {words}, and no photos are there to make "
@@ -517,10 +514,12 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
         weights = str(Path(weights).resolve()) if is_resnet else None
 
     rows = {name: rows[name].astype(np.float32) for name in names if name in rows}
-    broken |= {name: "not finite" for name, row in rows.items() if not np.isfinite(row).all()}
-    left_out = _check(broken, len(names), skip_broken, where)
-    if broken:
-        notes.append(left_out)
+    for name in names:
+        if name not in rows:
+            broken.setdefault(name, "not there")
+        elif not np.isfinite(rows[name]).all():
+            broken[name] = "not finite"
+    notes += _check(broken, len(names), skip_broken, where)
     dataset = dataset._replace(notes=[*dataset.notes, *notes])
     return *_with_features(dataset, rows, broken), f"{words}, frozen", weights
 
