@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 import common
 
@@ -53,18 +53,6 @@ DECODERS = 8
 MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
-ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-# Orientation -> what turns a photo upright. PIL.ImageOps.exif_transpose does the same, but also
-# rewrites the tags, and fails where some of them are damaged.
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 COMPOSITION_SHARE = 0.2  # of the compositions, unseen in val, and as many in test: 6 and 6 of 28
 IMAGE_SHARE = 0.15  # of the seen compositions' images, in val, and as many in test
@@ -158,16 +146,15 @@ def locate(name, root="data"):
     Any other name is a folder, or else a folder of `root`. FileNotFoundError if it is not there.
     """
     places = [Path(name), Path(root, name)]
-    hint = f"names: {', '.join(FOLDERS)}"
     if name in FOLDERS:
         places = [Path(root, FOLDERS[name])]
-        hint = "--data-root DIR names the folder that holds it"
-    if name in DOWNLOADED:
-        hint += f", `python download.py {name} --data-root {root}` fetches it"
     for folder in places:
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"no dataset {str(name)!r}: no folder {common.some(places)}; {hint}")
+    raise FileNotFoundError(
+        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or "
+        f"{', '.join(FOLDERS)}, which --data-root DIR holds; `python download.py NAME --data-root "
+        f"DIR` fetches {', '.join(DOWNLOADED)}")
 
 
 def read_published(folder):
@@ -177,8 +164,7 @@ def read_published(folder):
         raise ValueError(
             f"{folder}: expected {SPLIT}/ (train_pairs.txt, val_pairs.txt, test_pairs.txt) and "
             f"{METADATA}, or an images.csv (image,state,object,split), found neither; `python "
-            "data.py FOLDER --make-split` makes an images.csv of own photos, `python download.py "
-            f"NAME` fetches {', '.join(DOWNLOADED)}")
+            "data.py FOLDER --make-split` makes an images.csv of own photos")
     lists = {phase: read_pairs(folder / SPLIT / f"{phase}_pairs.txt") for phase in PHASES}
     rows = []
     for image, state, object_, phase in read_metadata(folder / METADATA):
@@ -285,11 +271,8 @@ def read_feasible(folder, states, objects):
 def oddities(dataset):
     """Notes on what training does not show, and on what images cannot tell."""
     notes = []
-    trained = np.zeros((len(dataset.states), len(dataset.objects)), bool)  # (S, O)
-    trained.flat[dataset.targets["train"]] = True
-    known = np.concatenate([trained.any(1), trained.any(0)])  # (S + O,)
-    names = dataset.states + dataset.objects
-    unknown = [name for name, is_known in zip(names, known) if not is_known]
+    states, objects = np.divmod(dataset.targets["train"], len(dataset.objects))  # (N,) each
+    unknown = [*np.delete(dataset.states, states), *np.delete(dataset.objects, objects)]
     if unknown:
         notes.append(f"no training image shows {common.some(unknown)}")
     for phase in PHASES[1:]:
@@ -341,16 +324,24 @@ def open_photo(path, upright=True):
         with Image.open(path) as image:
             if max(image.size) > MOST_RATIO * min(image.size):
                 raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
-            turn = TURNS.get(orientation(image)) if upright else None
             image.load()
-            image.info.clear()  # or the tag would turn it once more, for who looks at it
-            photo = rgb(image)
-        return photo if turn is None else photo.transpose(turn)
+            if upright:
+                turn_upright(image)
+            image.info.clear()  # of tags by which others would turn it once more
+            return rgb(image)
     except UnidentifiedImageError:
         raise ValueError("not an image that Pillow opens here; .heic needs `pip install "
                          "pillow-heif`") from None
     except Exception as error:  # decoders of broken files raise all sorts
         raise ValueError(str(error) or repr(error)) from error
+
+
+def turn_upright(image):
+    """Turn a decoded image, in place, by its EXIF tag, if that can be read."""
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # of damaged tags all sorts, after the turn or for lack of one
+        pass
 
 
 @functools.cache
@@ -361,14 +352,6 @@ def register_plugins():
         pillow_heif.register_heif_opener()
     except ImportError:
         pass
-
-
-def orientation(image):
-    """An image's EXIF tag of orientation; 1, upright, where there is none that can be read."""
-    try:
-        return image.getexif().get(ORIENTATION, 1)
-    except Exception:  # of damaged tags all sorts; the picture beside them may be whole
-        return 1
 
 
 def rgb(image):
@@ -474,8 +457,9 @@ def finished_features(dataset, file=None):
     for name in FEATURES:
         path = dataset.folder / name
         if path.exists():
-            has_photos = any(dataset.path(image).exists() for image in dataset.every_image)
-            return None if is_cache(path) and has_photos else path
+            if is_cache(path) and any(dataset.path(image).exists() for image in dataset.every_image):
+                return None
+            return path
     return None
 
 
@@ -566,7 +550,7 @@ def read_features(path, wanted=()):
     """The dict in a .npz or torch.save file, with `files` a list and `features` (N, F) float32.
 
     Whatever the name's ending, the content decides which of the two it is.
-    wanted: names of images; a leading folder that only the file writes (`images/`, an absolute
+    wanted: names of images; a folder that only the file writes before them (`images/`, an absolute
     path) is then removed from its names. ValueError says what is not as expected.
     """
     if any(name.endswith(".npy") for name in check_archive(path)):
@@ -575,7 +559,7 @@ def read_features(path, wanted=()):
     else:
         stored = load_tensors(path)
     with common.reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
-        files = without_prefix([plain(name) for name in stored["files"]], wanted)
+        files = without_folder([plain(name) for name in stored["files"]], wanted)
         features = stored["features"]
         if torch.is_tensor(features):  # with a gradient, sparse, or of a type that NumPy lacks
             features = features.detach().to_dense().float()
@@ -590,20 +574,15 @@ def read_features(path, wanted=()):
     return {**stored, "files": files, "features": features}
 
 
-def without_prefix(files, wanted):
-    """The names without the one leading folder that leaves most of them among the wanted."""
-    wanted = set(wanted)
-    prefixes = Counter()
+def without_folder(files, wanted):
+    """The names; if none is wanted as it is, without the folder before the first one wanted."""
+    if not wanted or set(wanted) & set(files):
+        return files
     for name in files:
-        for slash in re.finditer("/", name):
-            if name[slash.end():] in wanted:
-                prefixes[name[:slash.end()]] += 1
-    if not prefixes:
-        return files
-    prefix, matching = prefixes.most_common(1)[0]
-    if matching <= len(wanted.intersection(files)):
-        return files
-    return [name.removeprefix(prefix) for name in files]
+        if name.endswith(f"/{wanted[0]}"):
+            folder = name.removesuffix(wanted[0])
+            return [other.removeprefix(folder) for other in files]
+    return files
 
 
 # ---- own photos ----------------------------------------------------------------------------------
@@ -623,9 +602,6 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
     if any(row.get("split") for row in rows):
         raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
                          "folders) to make another")
-    for image, number in Counter(row["image"] for row in rows).items():
-        if number > 1:
-            raise ValueError(f"{file}: an image shows one composition, but {image} is there again")
     split = divide([(row["state"], row["object"]) for row in rows], seed, share)
     for row, phase in zip(rows, split):
         row["split"] = phase
@@ -678,12 +654,12 @@ def split_folder_name(name):
     return name.split(longest, 1), runs.count(longest) > 1
 
 
-def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
+def divide(pairs, seed=0, share=COMPOSITION_SHARE):
     """A set for each of N images from its (state, object): list of N of "train", "val", "test".
 
     `share` of the compositions become val's unseen ones and as many test's, while every state and
-    object keeps a training composition; of the others' images `image_share` go to val and as many
-    to test, and each composition keeps one. ValueError: too few for three sets.
+    object keeps a training composition; of the others' images IMAGE_SHARE go to val and as many to
+    test, and each composition keeps one. ValueError: too few for three sets.
     """
     random = np.random.default_rng(seed)
     images_of = {}
@@ -699,13 +675,13 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE, image_share=IMAGE_SHARE):
         if pair not in unseen:
             spare += random.permutation(images_of[pair])[1:].tolist()
     spare = random.permutation(spare).astype(int)
-    wanted = max(1, round(image_share * split.count("train")))
+    wanted = max(1, round(IMAGE_SHARE * split.count("train")))
     each = min(wanted, len(spare) // 2)
     for place, image in enumerate(spare[:2 * each]):
         split[image] = "test" if place % 2 == 0 else "val"
     if set(split) != set(PHASES):
-        raise ValueError(f"{common.count(len(pairs), 'image')} of "
-                         f"{common.count(len(images_of), 'composition')}: too few for three sets")
+        raise ValueError(f"{len(pairs)} images of {len(images_of)} compositions: too few for three "
+                         "sets")
     return split
 
 
@@ -751,19 +727,6 @@ def unnamed_photos(dataset):
     return sum(os.path.abspath(dataset.folder / photo) not in named for photo in photos)
 
 
-def next_command(dataset, options, broken):
-    """The command that trains on it, with random word vectors where there are none."""
-    arguments = ["--dataset", options.dataset, "--data-root", options.data_root]
-    if options.features:
-        arguments += ["--features", options.features]
-    if broken:
-        arguments.append("--skip-broken")
-    vectors = dataset.folder / "vectors.txt", Path(options.data_root, "w2v")
-    if not any(path.exists() for path in vectors):
-        arguments += ["--vectors", "random"]
-    return f"python compcos.py {shlex.join(arguments)}"
-
-
 def parse(argv):
     """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__,
@@ -804,7 +767,6 @@ def main(argv=None):
     if broken:
         print(f"note: {common.count(len(broken), 'image')} that cannot be read, which "
               f"--skip-broken leaves out: {with_reasons(broken)}")
-    print(f"next: {next_command(dataset, options, broken)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The built-in dataset: 64 x 64 pictures of toys, plants and vessels, in states that suit some.
 
-    python drawings.py [--out data/shapes] [--seed 0]    # what `python compcos.py` does on its own
+    drawings.ensure("data/shapes")    # what `python compcos.py` does on its own
 
 15 objects in three families and 15 states: four of each family (a vessel is full, a toy striped)
 and three colours that suit all. So 105 of the 225 compositions are feasible, which is known, and
@@ -11,8 +11,6 @@ the truth, features.npz (small pixels) and vectors.txt: family similarity as noi
 vectors, and nothing about which pairs are feasible.
 """
 
-import argparse
-import csv
 import os
 import shutil
 from pathlib import Path
@@ -22,7 +20,6 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 import common
 
-PHASES = "train", "val", "test"
 SIZE = 64    # pixels a side of the picture
 DRAWN = 128  # pixels a side of the canvas that is scaled down to it
 IMAGES = dict(train=40, seen=6, unseen=25)  # of a composition: in training; in each of val and test
@@ -38,14 +35,17 @@ COLOURS = {"blue": (40, 70, 220), "green": (30, 170, 60), "red": (215, 40, 40)}
 PLAIN = ((190, 150, 40), (150, 70, 170), (60, 170, 180), (150, 110, 80))  # of no colour state
 GRADIENT = Image.linear_gradient("L").resize((DRAWN, DRAWN))  # of the light in the background
 VECTOR_SIZE = 100
+# Of the height of what is drawn, from the top, where the content of a vessel, frost or fire ends.
+LEVELS = {"hollow": (.35, .5), "empty": (.35, .5), "full": (.35, .5),
+          "frosted": (.4, .6), "burnt": (.4, .6)}
 LEAST_SHARE = 0.05  # of the squared length of a vector, the share that is its family's
 MOST_SHARE = 0.5
 
 
-def ring(n, radius=1.0, turn=0.0, inner=None, centre=(0.0, 0.0)):
+def ring(n, radius=1.0, inner=None, centre=(0.0, 0.0)):
     """A regular polygon, or with `inner` a star, as points (n or 2n, 2) in [-1, 1]."""
     count = n if inner is None else 2 * n
-    angles = 2 * np.pi * np.arange(count) / count - np.pi / 2 + turn
+    angles = 2 * np.pi * np.arange(count) / count - np.pi / 2
     radii = radius if inner is None else np.where(np.arange(count) % 2, inner, radius)
     return np.stack([np.cos(angles) * radii + centre[0], np.sin(angles) * radii + centre[1]], 1)
 
@@ -108,7 +108,7 @@ def silhouette(object_, state, random):
             y = .3 + .7 * polygon[:, 1]
             polygon = np.stack([x, y], 1)
         points = polygon @ rotation * unit + centre
-        ImageDraw.Draw(mask).polygon([tuple(point) for point in points], fill=255)
+        ImageDraw.Draw(mask).polygon(points.ravel().tolist(), fill=255)
     return mask, mask.getbbox(), unit
 
 
@@ -116,75 +116,36 @@ def pattern(state, mask, bounds, unit, random):
     """Two masks ("L"): where the object has its colour, where it has the accent of its state."""
     accent = Image.new("L", mask.size)
     pencil = ImageDraw.Draw(accent)
+    left, top, right, bottom = bounds
     shift = random.uniform(0, .4) * unit  # drawn for every state, so that all use the same numbers
+    step = .42 * unit
+    level = top
+    if state in LEVELS:
+        level += (bottom - top) * random.uniform(*LEVELS[state])
+    areas = {"full": [0, level, DRAWN, DRAWN], "burnt": [0, level, DRAWN, DRAWN],
+             "frosted": [0, 0, DRAWN, level], "halved": [0, 0, (left + right) / 2, DRAWN]}
+
     body = mask
-    if state in ("hollow", "empty", "full"):
-        body = rim(mask, unit)
-        fill_vessel(pencil, state, bounds, random)
-    elif state == "striped":
-        stripes(pencil, unit, shift)
-    elif state in ("dotted", "budding"):
-        dots(pencil, state, unit, shift, random)
-    elif state in ("halved", "frosted", "burnt"):
-        half(pencil, state, bounds, random)
-    elif state == "broken":
-        crack(pencil, bounds, unit)
+    if state in areas:
+        pencil.rectangle(areas[state], fill=255)
+    if state in ("hollow", "empty", "full"):  # only what lies near the edge
+        blurred = mask.filter(ImageFilter.BoxBlur(2 + unit / 14))
+        inside = blurred.point([0] * 250 + [255] * 6)
+        body = ImageChops.subtract(mask, inside)
+    elif state == "striped":  # diagonals, half as wide as they are apart
+        for x in np.arange(-DRAWN + shift, DRAWN, step):
+            pencil.line([(x, 0), (x + DRAWN, DRAWN)], fill=255, width=int(step / 2))
+    elif state in ("dotted", "budding"):  # a grid; of buds, half of it
+        radius = step / 4
+        for y in np.arange(shift, DRAWN, step):
+            for x in np.arange(shift, DRAWN, step):
+                if state == "dotted" or random.random() < .5:
+                    pencil.ellipse([x - radius, y - radius, x + radius, y + radius], fill=255)
+    elif state == "broken":  # a zigzag across the middle
+        x = np.linspace(left - 2, right + 2, 7)
+        y = (top + bottom) / 2 + np.resize([.18, -.18], 7) * unit
+        pencil.line(list(zip(x, y)), fill=255, width=int(.22 * unit))
     return body, ImageChops.multiply(accent, mask)
-
-
-def rim(mask, unit):
-    """The part of a mask that lies near its edge."""
-    blurred = mask.filter(ImageFilter.BoxBlur(2 + unit / 14))
-    inside = blurred.point([0] * 250 + [255] * 6)
-    return ImageChops.subtract(mask, inside)
-
-
-def fill_vessel(pencil, state, bounds, random):
-    """What is in a full vessel; nothing in a hollow or empty one."""
-    _, top, _, bottom = bounds
-    level = top + (bottom - top) * random.uniform(.35, .5)
-    if state == "full":
-        pencil.rectangle([0, level, DRAWN, DRAWN], fill=255)
-
-
-def stripes(pencil, unit, shift):
-    """Diagonal lines, half as wide as they are apart."""
-    step = .42 * unit
-    for x in np.arange(-DRAWN + shift, DRAWN, step):
-        pencil.line([(x, 0), (x + DRAWN, DRAWN)], fill=255, width=int(step / 2))
-
-
-def dots(pencil, state, unit, shift, random):
-    """A grid of dots; of buds, half of it."""
-    step = .42 * unit
-    radius = step / 4
-    for y in np.arange(shift, DRAWN, step):
-        for x in np.arange(shift, DRAWN, step):
-            if state == "dotted" or random.random() < .5:
-                pencil.ellipse([x - radius, y - radius, x + radius, y + radius], fill=255)
-
-
-def half(pencil, state, bounds, random):
-    """The left half, the upper part for frost, the lower for fire."""
-    left, top, right, bottom = bounds
-    if state == "halved":
-        pencil.rectangle([0, 0, (left + right) / 2, DRAWN], fill=255)
-        return
-    level = top + (bottom - top) * random.uniform(.4, .6)
-    if state == "frosted":
-        pencil.rectangle([0, 0, DRAWN, level], fill=255)
-    else:
-        pencil.rectangle([0, level, DRAWN, DRAWN], fill=255)
-
-
-def crack(pencil, bounds, unit):
-    """A zigzag across the middle."""
-    left, top, right, bottom = bounds
-    middle = (top + bottom) / 2
-    points = []
-    for corner, x in enumerate(np.linspace(left - 2, right + 2, 7)):
-        points.append((x, middle + (-1) ** corner * .18 * unit))
-    pencil.line(points, fill=255, width=int(.22 * unit))
 
 
 def draw(state, object_, random):
@@ -198,30 +159,23 @@ def draw(state, object_, random):
         colour = np.array(PLAIN[random.integers(len(PLAIN))])
     colour = colour * shade + random.normal(0, 12, 3)
     light = random.uniform(170, 235) + random.normal(0, 10, 3)
+    accents = {"burnt": (35, 25, 20), "frosted": (245, 250, 255), "budding": (240, 130, 180),
+               "full": np.array([120, 160, 210]) * shade,
+               "broken": light}  # through a crack shows the background
 
     picture = Image.new("RGB", mask.size, _rgb(light))
     dark = Image.new("RGB", mask.size, _rgb(light * .75))
     picture.paste(dark, mask=GRADIENT.rotate(90 * random.integers(4)))
     picture.paste(_rgb(colour), mask=body)
-    picture.paste(_rgb(accent_colour(state, colour, light, shade)), mask=accent)
+    picture.paste(_rgb(accents.get(state, colour * .35)), mask=accent)
     noise = 8 * random.standard_normal((SIZE, SIZE, 3), np.float32)
     noisy = np.array(picture.reduce(DRAWN // SIZE), np.float32) + noise
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 
-def accent_colour(state, colour, light, shade):
-    """The colour of what a state adds: through a crack shows the background."""
-    if state == "burnt":
-        return 35, 25, 20
-    if state == "frosted":
-        return 245, 250, 255
-    if state == "budding":
-        return 240, 130, 180
-    if state == "full":
-        return np.array([120, 160, 210]) * shade
-    if state == "broken":
-        return light
-    return colour * .35
+def _rgb(colour):
+    """Three numbers as a colour of Pillow's."""
+    return tuple(np.clip(colour, 0, 255).astype(int).tolist())
 
 
 def feature(picture):
@@ -231,11 +185,6 @@ def feature(picture):
     """
     small = np.array(picture.resize((16, 16), Image.Resampling.BOX), np.float32).ravel()
     return (small - small.mean()) / max(small.std(), 1)
-
-
-def _rgb(colour):
-    """Three numbers as a colour of Pillow's."""
-    return tuple(int(min(max(value, 0), 255)) for value in colour)
 
 
 def compositions(random):
@@ -281,39 +230,19 @@ def vectors(random):
     return table
 
 
-def images_of(own_phase, phase):
-    """How many images of a composition of `own_phase` ("train": seen) a phase has."""
-    if phase == "train":
-        return IMAGES["train"] if own_phase == "train" else 0
-    if own_phase == "train":
-        return IMAGES["seen"]
-    return IMAGES["unseen"] if own_phase == phase else 0
-
-
 def make(folder, seed=0):
     """Draw the dataset into a new folder, which appears only once it is whole.
 
-    ValueError if there is something already, or if another process was first.
+    ValueError or OSError if there is something already, as where another process was first.
     """
     folder = Path(folder)
     if folder.exists():
-        raise ValueError(f"{folder} is there already: remove it, or choose another --out")
-    if seed < 0:
-        raise ValueError(f"a seed of {seed}: expected 0 or more")
-    common.check_writable(folder)
-    common.clear_parts(folder.parent, folder.name)
-    part = common.part_of(folder)
+        raise ValueError(f"{folder} is there already")
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
-        part.mkdir(parents=True)
-        with common.held(part):
-            (part / "images").mkdir()
-            fill(part, seed)
-            try:
-                os.rename(part, folder)
-            except OSError:
-                if folder.exists():
-                    raise ValueError(f"{folder} is there by now: another process made it") from None
-                raise
+        (part / "images").mkdir(parents=True)
+        fill(part, seed)
+        os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -324,10 +253,13 @@ def fill(folder, seed):
     split = compositions(random)
     jobs = []
     for (state, object_), own_phase in split.items():
-        for phase in PHASES:
-            jobs += [(state, object_, phase)] * images_of(own_phase, phase)
+        numbers = {own_phase: IMAGES["unseen"]}
+        if own_phase == "train":
+            numbers = {"train": IMAGES["train"], "val": IMAGES["seen"], "test": IMAGES["seen"]}
+        for phase, number in numbers.items():
+            jobs += [(state, object_, phase)] * number
     features = {}
-    rows = [("image", "state", "object", "split")]
+    rows = []
     with common.Progress("drawing shapes", len(jobs), "images") as progress:
         for number, (state, object_, phase) in enumerate(jobs):
             image = f"{state}_{object_}_{number:04d}.png"
@@ -336,8 +268,7 @@ def fill(folder, seed):
             features[image] = feature(picture)
             rows.append((image, state, object_, phase))
             progress.update()
-    with open(folder / "images.csv", "w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    common.write_rows(folder / "images.csv", ("image", "state", "object", "split"), rows)
     pairs = [f"{state} {object_}\n" for state, object_ in split]
     (folder / "feasible_pairs.txt").write_text("".join(pairs))
     with open(folder / "vectors.txt", "w") as file:
@@ -350,27 +281,10 @@ def fill(folder, seed):
 
 def ensure(folder):
     """`make` it unless it is there. Of two processes that do so at once one wins, both go on."""
-    marker = Path(folder) / "images.csv"
-    common.clear_parts(marker.parent.parent, marker.parent.name)
-    if marker.exists():
-        return
+    marker = Path(folder, "images.csv")
     try:
-        make(folder)
-    except ValueError:
+        if not marker.exists():
+            make(folder)
+    except (ValueError, OSError):
         if not marker.exists():
             raise
-
-
-@common.command
-def main(argv=None):
-    """Draw the dataset."""
-    parser = argparse.ArgumentParser(description="Draw the built-in dataset.")
-    parser.add_argument("--out", default="data/shapes", help="a new folder (default data/shapes)")
-    parser.add_argument("--seed", type=int, default=0, help="another drawing (default 0)")
-    options = parser.parse_args(argv)
-    make(options.out, options.seed)
-    print(f"drawn into {options.out}; check it with: python data.py {options.out}")
-
-
-if __name__ == "__main__":
-    main()
