@@ -512,8 +512,6 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
                          f"others: give the --weights FILE of these, or --features {source}")
     if weights is not None:
         weights = str(Path(weights).resolve()) if is_resnet else None
-
-    rows = {name: rows[name].astype(np.float32) for name in names if name in rows}
     for name in names:
         if name not in rows:
             broken.setdefault(name, "not there")

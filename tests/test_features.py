@@ -99,6 +99,14 @@ def cheap(tmp_path, monkeypatch):
     return path
 
 
+def write_table(dataset):
+    """images.csv of the first image of each set, for the scripts."""
+    rows = ["image,state,object,split"]
+    for phase in data.PHASES:
+        rows.append(f"{dataset.images[phase][0]},red,shoe,{phase}")
+    (dataset.folder / "images.csv").write_text("\n".join(rows))
+
+
 def colours(dataset, phase, factor=2):
     means = []
     for name in dataset.images[phase]:
@@ -389,8 +397,8 @@ def test_features_of_a_file_and_of_a_folder(tmp_path):
     assert made["test"].tolist() == [[4, 4]] and words == "CLIP, frozen"
 
     values[0] = np.nan
-    np.savez(tmp_path / "clip.npz", files=files[:2], features=values[:2])
-    said = r"clip.npz .*3 of 4 images: red_shoe/0.png \(not there\), .*3.png \(not finite\)"
+    np.savez(tmp_path / "clip.npz", files=files[:3], features=values[:3])
+    said = r"clip.npz .*2 of 4 images: red_shoe/2.png \(not there\), .*3.png \(not finite\)"
     with pytest.raises(ValueError, match=said):
         features.load_features(dataset, file=tmp_path / "clip.npz")
 
@@ -452,10 +460,7 @@ def test_all_that_is_lacking_is_said_before_anything_is_fetched(tmp_path, cheap)
 
 def test_script(tmp_path, weights, capsys, opened):
     dataset = make_dataset(tmp_path / "mine", 4)
-    rows = ["image,state,object,split"]
-    for phase in data.PHASES:
-        rows.append(f"{dataset.images[phase][0]},red,shoe,{phase}")
-    (tmp_path / "mine/images.csv").write_text("\n".join(rows))
+    write_table(dataset)
     command = ["mine", "--data-root", str(tmp_path), "--weights", str(weights), "--device", "cpu"]
     features.main(command)
     first = capsys.readouterr().out
