@@ -523,16 +523,20 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
 
 
 def _with_features(dataset, rows, broken):
-    """(dataset, {phase: (N,F)}) of {name: feature (F,)}, without the broken images."""
-    width = len(next(iter(rows.values())))
+    """(dataset, {phase: (N,F)}) of {name: feature (F,)}, without the broken images.
+
+    ValueError: a phase has no other ones.
+    """
     images = {}
     targets = {}
     features = {}
     for phase, every in dataset.images.items():
         stays = [number for number, name in enumerate(every) if name not in broken]
+        if not stays:
+            raise ValueError(f"no image of {phase} has features")
         images[phase] = [every[number] for number in stays]
         targets[phase] = dataset.targets[phase][stays]
-        features[phase] = np.array([rows[name] for name in images[phase]]).reshape(-1, width)
+        features[phase] = np.stack([rows[name] for name in images[phase]])
     return dataset._replace(images=images, targets=targets), features
 
 
