@@ -19,7 +19,6 @@ import io
 import itertools
 import os
 import re
-import shlex
 import unicodedata
 import zipfile
 from collections import Counter
@@ -117,16 +116,14 @@ def load(name, root="data"):
     listed = set().union(*lists.values())
     states = sorted({state for state, _ in listed})
     objects = sorted({object_ for _, object_ in listed})
-    index = {}
-    for state, object_ in listed:
-        index[state, object_] = states.index(state) * len(objects) + objects.index(object_)
+    index = {pair: number for number, pair in enumerate(itertools.product(states, objects))}
 
     pairs = {}
     images = {}
     targets = {}
     for phase in PHASES:
         shown = [(image, index[pair]) for image, pair, its_phase in rows
-                 if its_phase == phase and pair in index]
+                 if its_phase == phase and pair in listed]
         if not shown:
             raise ValueError(f"{folder}: no image of a listed pair in the set {phase!r}; train, "
                              "val and test each need some")
@@ -135,7 +132,7 @@ def load(name, root="data"):
         indices = np.unique([index[pair] for pair in lists[phase]])
         pairs[phase] = np.stack(np.divmod(indices, len(objects)), 1)  # (P, 2)
     dataset = Dataset(str(name) if name in FOLDERS else folder.resolve().name, folder, states,
-                      objects, pairs, images, targets, read_feasible(folder, states, objects), [],
+                      objects, pairs, images, targets, read_feasible(folder, index), [],
                       name not in DOWNLOADED)
     return dataset._replace(notes=oddities(dataset))
 
@@ -178,8 +175,8 @@ def read_pairs(path):  # until feasibility.py is merged
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
             continue
-        separator = next((sign for sign in "\t," if sign in line), None)
-        names = [clean(name) for name in line.split(separator)]
+        separator = next((sign for sign in "\t," if sign in line.strip()), None)
+        names = [clean(name) for name in line.strip().split(separator)]
         if len(names) != 2:
             raise ValueError(f"{path} line {number}: expected `state object`, found {line!r}")
         pairs.append(tuple(names))
@@ -210,8 +207,8 @@ def read_own(folder):
         phase = SYNONYMS.get(split, split)
         if phase not in (*PHASES, "na"):
             raise ValueError(f"{file} line {line}: expected a split train, val or test, found "
-                             f"{split!r}; `python data.py {shlex.quote(str(folder))} --make-split` "
-                             "makes a split where there is none")
+                             f"{split!r}; `python data.py FOLDER --make-split` makes a split where "
+                             "there is none")
         pair = row["state"], row["object"]
         if phase in PHASES and "NA" not in pair:
             lists[phase].append(pair)
@@ -235,37 +232,37 @@ def read_table(file):
         # Not splitlines(): it cuts within quotes, and at more than line ends.
         lines = io.StringIO(text, newline="")
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-        columns = []
+        columns = None
         for cells in reader:
             cells = [cell.strip() for cell in cells]
             if not any(cells):
                 continue
-            if not columns:
+            if columns is None:
                 names = [cell.lower() for cell in cells]
                 columns = [COLUMNS.get(name, name) for name in names]
                 if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
                     raise ValueError(f"columns {header!r}")
-                continue
-            row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
-            if len(cells) > len(columns) or "" in [row[name] for name in REQUIRED]:
-                raise ValueError(f"{file} line {reader.line_num}: found {cells}")
-            row["state"] = clean(row["state"])
-            row["object"] = clean(row["object"])
-            yield reader.line_num, row
-        if not columns:
-            raise ValueError("it is empty")
+            else:
+                row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
+                if len(cells) > len(columns) or "" in [row[name] for name in REQUIRED]:
+                    raise ValueError(f"{file} line {reader.line_num}: found {cells}")
+                row["state"] = clean(row["state"])
+                row["object"] = clean(row["object"])
+                yield reader.line_num, row
 
 
-def read_feasible(folder, states, objects):
-    """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file."""
+def read_feasible(folder, index):
+    """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file.
+
+    index: {(state, object): s*O + o} of all compositions.
+    """
     file = folder / "feasible_pairs.txt"
     if not file.exists():
         return None
-    feasible = np.zeros((len(states), len(objects)), bool)
     with common.reading(file, "expected states and objects of the lists"):
-        for state, object_ in read_pairs(file):
-            feasible[states.index(state), objects.index(object_)] = True
-    return feasible
+        feasible = np.zeros(len(index), bool)
+        feasible[[index[pair] for pair in read_pairs(file)]] = True
+    return feasible.reshape(len({state for state, _ in index}), -1)
 
 
 def oddities(dataset):
@@ -306,8 +303,8 @@ def plain(image):
 
 
 def clean(name):
-    """A state's or object's name without blanks around it, one blank within, `é` one character."""
-    return re.sub("[ \t\xa0]+", " ", unicodedata.normalize("NFC", name)).strip()
+    """A state's or object's name without blanks around it, one blank within."""
+    return " ".join(name.split())
 
 
 # ---- photos --------------------------------------------------------------------------------------
@@ -373,10 +370,8 @@ def rgb(image):
 def photo_suffixes():
     """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
     register_plugins()
-    Image.init()
-    openable = (set(Image.OPEN) | {"MPO"}) - NO_PHOTOS  # JPEG's plugin opens MPO
-    return {suffix.lower() for suffix, name in Image.registered_extensions().items()
-            if name in openable}
+    suffixes = Image.registered_extensions()
+    return {suffix for suffix, name in suffixes.items() if name in set(Image.OPEN) - NO_PHOTOS}
 
 
 def photo_files(root):
@@ -457,9 +452,8 @@ def finished_features(dataset, file=None):
     for name in FEATURES:
         path = dataset.folder / name
         if path.exists():
-            if is_cache(path) and any(dataset.path(image).exists() for image in dataset.every_image):
-                return None
-            return path
+            photos = map(dataset.path, dataset.every_image)
+            return None if is_cache(path) and any(map(Path.exists, photos)) else path
     return None
 
 
@@ -468,12 +462,14 @@ def missing_photos(dataset):
 
     Where a file's name differs only in case (.jpg, .JPG), or in how `é` is spelt, it says so.
     """
+    def folded(image):
+        return unicodedata.normalize("NFC", image).casefold().removeprefix("images/")
+
     lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
     if not lost:
         return ""
-    folded = {clean(image).casefold() for image in lost}
-    photos = [photo.removeprefix("images/") for photo in photo_files(dataset.folder)[0]]
-    near = [photo for photo in photos if clean(photo).casefold() in folded]
+    names = {folded(image) for image in lost}
+    near = [photo for photo in photo_files(dataset.folder)[0] if folded(photo) in names]
     text = (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
             f"{dataset.folder}/: {common.some(lost)}")
     if near:
@@ -575,13 +571,14 @@ def read_features(path, wanted=()):
 
 
 def without_folder(files, wanted):
-    """The names; if none is wanted as it is, without the folder before the first one wanted."""
-    if not wanted or set(wanted) & set(files):
+    """The names; if none is wanted as it is, without the folder before the first that is wanted."""
+    wanted = set(wanted)
+    if wanted & set(files):
         return files
     for name in files:
-        if name.endswith(f"/{wanted[0]}"):
-            folder = name.removesuffix(wanted[0])
-            return [other.removeprefix(folder) for other in files]
+        for slash in re.finditer("/", name):
+            if name[slash.end():] in wanted:
+                return [other.removeprefix(name[:slash.end()]) for other in files]
     return files
 
 
@@ -662,31 +659,28 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE):
     test, and each composition keeps one. ValueError: too few for three sets.
     """
     random = np.random.default_rng(seed)
-    images_of = {}
-    for image, pair in enumerate(pairs):
-        images_of.setdefault(pair, []).append(image)
-    compositions = sorted(images_of)
-    unseen = choose_unseen(compositions, share, random)
-    split = [unseen.get(pair, "train") for pair in pairs]
+    compositions, shown = np.unique(pairs, axis=0, return_inverse=True)  # (C, 2), (N,)
+    shown = shown.ravel()  # NumPy 2.0 alone returns (N, 1)
+    unseen = choose_unseen(compositions.tolist(), share, random)
+    split = np.array([unseen.get(composition, "train") for composition in shown.tolist()])
 
     # Of each seen composition all images but one may leave training.
-    spare = []
-    for pair in compositions:
-        if pair not in unseen:
-            spare += random.permutation(images_of[pair])[1:].tolist()
-    spare = random.permutation(spare).astype(int)
-    wanted = max(1, round(IMAGE_SHARE * split.count("train")))
-    each = min(wanted, len(spare) // 2)
-    for place, image in enumerate(spare[:2 * each]):
-        split[image] = "test" if place % 2 == 0 else "val"
+    spare = [random.permutation(np.flatnonzero(shown == composition))[1:]
+             for composition in range(len(compositions)) if composition not in unseen]
+    spare = random.permutation(np.concatenate(spare))
+    wanted = max(1, round(IMAGE_SHARE * np.sum(split == "train")))
+    last = 2 * min(wanted, len(spare) // 2)
+    split[spare[0:last:2]] = "test"
+    split[spare[1:last:2]] = "val"
     if set(split) != set(PHASES):
-        raise ValueError(f"{len(pairs)} images of {len(images_of)} compositions: too few for three "
-                         "sets")
-    return split
+        raise ValueError(f"{len(pairs)} images of {len(compositions)} compositions: too few for "
+                         "three sets")
+    return split.tolist()
 
 
 def choose_unseen(compositions, share, random):
-    """{(state, object): "val" or "test"}: `share` of the compositions each, or as many as can be.
+    """{place in compositions: "val" or "test"}: `share` of (state, object) each, or as many as can
+    be.
 
     Every state and object stays in a composition that is not chosen.
     """
@@ -694,10 +688,10 @@ def choose_unseen(compositions, share, random):
     objects = Counter(object_ for _, object_ in compositions)
     wanted = 2 * max(1, round(share * len(compositions)))
     unseen = {}
-    for place in random.permutation(len(compositions)):
+    for place in random.permutation(len(compositions)).tolist():
         state, object_ = compositions[place]
         if len(unseen) < wanted and states[state] > 1 and objects[object_] > 1:
-            unseen[state, object_] = "test" if len(unseen) % 2 == 0 else "val"
+            unseen[place] = "test" if len(unseen) % 2 == 0 else "val"
             states[state] -= 1
             objects[object_] -= 1
     return unseen

@@ -63,8 +63,8 @@ def download(name=None, root="data", vectors=()):
         fetched += obtain(labels, folder, data.METADATA, find_layout)
         fetched += obtain(name, folder, "images", PICTURES[name])
     elif not vectors:
-        raise ValueError(f"no address for {name!r}: only {', '.join(data.DOWNLOADED)} can be "
-                         f"downloaded, and --vectors {', '.join(VECTORS)}")
+        raise ValueError(f"only {', '.join(data.DOWNLOADED)} can be downloaded, and --vectors "
+                         f"{', '.join(VECTORS)}")
     for source in vectors:
         file = root / VECTORS[source]
         if file.suffix != ".gz":
@@ -138,11 +138,11 @@ def receive(url, file, copies, timeout):
     if size and have != size:
         raise ConnectionError(f"the connection ended after {have:,} of {size:,} bytes")
     with open(part, "rb") as begun:
-        start = begun.read(12)
+        start = begun.read(9)
     if not start.startswith(ARCHIVE_STARTS):
         part.unlink()
-        raise ValueError(f"{url} gave no archive, but a file that begins {start!r}: see it in a "
-                         f"browser, and save the archive as {file}")
+        raise ValueError(f"{url} gave no archive (it begins {start!r}): see it in a browser, and "
+                         f"save the archive as {file}")
     os.replace(part, file)
 
 
@@ -166,7 +166,7 @@ def ensure_room(folder, need):
     """OSError unless the disk of `folder` has `need` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise OSError(f"{folder}: {need / MB:,.0f} MB are needed, {free / MB:,.0f} MB are free")
+        raise OSError(f"{folder}: {need:,} bytes are needed, {free:,} are free")
 
 
 # ---- unpacking -----------------------------------------------------------------------------------
