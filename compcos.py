@@ -79,13 +79,11 @@ class CompCos(nn.Module):
         checkpoint = experiment.load_best(path, cls.__name__)
         with common.reading(path, "train anew, or restore the file"):
             weights = checkpoint.pop("weights")
-            config = checkpoint["config"]
-            of_first = "members.0." if config.get("members", 1) > 1 else ""
-            model = build(weights[f"{of_first}states"], weights[f"{of_first}objects"], config)
+            of_first = "members.0." if "members.0.states" in weights else ""
+            model = build(weights[f"{of_first}states"], weights[f"{of_first}objects"],
+                          checkpoint["config"])
             model.load_state_dict(weights)
-            answers = allowed_answers(checkpoint)["open"]
-            if len(answers) != len(model.states) * len(model.objects):
-                raise ValueError("its weights are of other states or objects")
+            allowed_answers(checkpoint)  # looks at what prediction needs
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -190,73 +188,67 @@ class CompCos(nn.Module):
         if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
             raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}: expected bool {shape}, "
                              "states by objects, one or more of them True")
-        for name, value, choices in (("world", world, ["open", "closed"]), ("mix", mix, MIXES),
-                                     ("rivals", rivals, ["all", "seen"])):
-            if value not in choices:
-                raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
+        if world not in ("open", "closed") or rivals not in ("all", "seen") or mix not in MIXES:
+            raise ValueError(f"world {world!r}, rivals {rivals!r}, mix {mix!r}: expected open or "
+                             f"closed; all or seen; one of {', '.join(MIXES)}")
+        self.seen = seen
+        self.seen_alone = world == "closed" or rivals == "seen"
         self.scale = common.check_number("scale", scale, above=0)
         self.greatest_margin = common.check_number("margin", margin, least=0)
         self.warmup = common.check_number("warmup", warmup, least=0)
-        self.word_rate = common.check_number("word_rate", word_rate, above=0)
         self.mix = mix
-        self.seen = seen
-        self.seen_alone = world == "closed" or rivals == "seen"
-        self.margins = None  # α·ρ (S, O); None as long as the seen alone compete
-        self.counts = None   # (S, O), added to the logits of the seen
-        if common.check_number("counts", counts, least=0):
-            self.counts = counts * log_counts(seen, images).to(self.states)
-        # The pairs that compete where the seen do alone, and the column of a composition among
-        # these: P, which is none, for an unseen one.
-        self.seen_pairs = seen.nonzero()                                       # (P, 2)
-        self.column = torch.where(seen, seen.flatten().cumsum(0).view(shape) - 1, seen.sum())
-        self.column = self.column.flatten()                                    # (C,)
+        self.word_rate = common.check_number("word_rate", word_rate, above=0)
+        images = np.ones(shape) if images is None else np.asarray(images)
+        logs = np.log(np.maximum(images, 1))
+        logs -= logs[seen.cpu().numpy()].mean()
+        logs *= common.check_number("counts", counts, least=0)
+        self.counts = torch.as_tensor(logs, dtype=self.states.dtype, device=seen.device)
+        # At first the P seen compete alone: those of `pairs`. A composition's column among these is
+        # P, which is none, if it is unseen.
+        self.pairs = seen.nonzero()                                        # (P, 2)
+        place = seen.flatten().cumsum(0) - 1
+        self.column = torch.where(seen.flatten(), place, len(self.pairs))  # (C,)
+        self.competing = dict(seen=seen[seen], counts=self.counts[seen],
+                              margin=self.counts.new_zeros(()))
         return self
 
     def loss(self, features, target):
         """What training minimises, of features (B, F) and targets (B,): a 0-dim tensor."""
         compositions = self.compositions()
-        by_state, by_object = self.products(features, compositions)
-        computed = (by_state, by_object, compositions.inverse_length)
-        if self.margins is None:  # few columns
+        computed = [*self.products(features, compositions), compositions.inverse_length]
+        if self.pairs is not None:  # few columns
             return self.loss_of(*computed, target)
-        # of one image alone, what is done for a chunk would take as long as what is done for images
+        # Of a single image, what is done once a chunk would take as long as what is done for it.
         rows = max(2, CHUNK.get(features.device.type, CHUNK["cpu"]) // self.seen.numel())
         parameters = [weight for weight in self.parameters() if weight.requires_grad]
         return LossInChunks.apply(self, rows, target, *computed, *parameters)
 
     def loss_of(self, by_state, by_object, inverse_length, target):
         """The mean loss of images (B,), from what `compare` takes: a 0-dim tensor."""
-        if self.margins is not None:
-            scores = self.compare(by_state, by_object, inverse_length)
-            return compcos_loss(scores, target, scale=self.scale, seen=self.seen,
-                                margin=self.margins, counts=self.counts)
-        scores = self.compare(by_state, by_object, inverse_length, self.seen_pairs)
-        state, object_ = self.seen_pairs.T
-        counts = None if self.counts is None else self.counts[state, object_]
-        return compcos_loss(scores, self.column[target], scale=self.scale, margin=0.0,
-                            seen=torch.ones_like(state, dtype=torch.bool), counts=counts)
+        scores = self.compare(by_state, by_object, inverse_length, self.pairs)
+        return compcos_loss(scores, self.column[target], scale=self.scale, **self.competing)
 
     def after_epoch(self, epoch):
         """Take the feasibility of the present embeddings for the margins of the epochs to come;
         epoch = 1, 2, ... Returns whether the step is another one from now on."""
         if self.seen_alone:
             return False
-        is_first = self.margins is None
-        if is_first:
-            self.margins = torch.empty_like(self.seen, dtype=self.states.dtype)
         alpha = self.greatest_margin * min(1.0, epoch / max(self.warmup, 1))
         rho = torch.as_tensor(self.feasibility(self.seen, mix=self.mix))
-        self.margins.copy_(alpha * rho)  # in place: a captured step reads this tensor
+        is_first = self.pairs is not None
+        if is_first:  # from now on all compete
+            self.pairs = None
+            self.column = torch.arange(self.seen.numel(), device=self.seen.device)
+            self.competing = dict(seen=self.seen, counts=self.counts,
+                                  margin=torch.empty_like(self.counts))
+        self.competing["margin"].copy_(alpha * rho)  # in place: a captured step reads this tensor
         return is_first
 
     def parameter_groups(self, lr):
         """Adam's groups: the word embeddings learn at `word_rate` times the rate of the rest."""
-        words = [self.states, self.objects]
-        rest = []
-        for name, parameter in self.named_parameters():
-            if name not in ("states", "objects"):
-                rest.append(parameter)
-        return [dict(params=rest, lr=lr), dict(params=words, lr=lr * self.word_rate)]
+        rest = dict(self.named_parameters())
+        words = [rest.pop("states"), rest.pop("objects")]
+        return [dict(params=rest.values(), lr=lr), dict(params=words, lr=lr * self.word_rate)]
 
 
 class LossInChunks(torch.autograd.Function):
@@ -278,14 +270,12 @@ class LossInChunks(torch.autograd.Function):
         shared = [inverse_length.detach().requires_grad_(), *parameters]
         sums = [None for _ in shared]  # of most parameters that remains: they are used elsewhere
         of_images = []
-        total = by_state.new_zeros(())
-        for start in range(0, len(target), rows):
-            part = slice(start, start + rows)
-            images = [by_state[part].detach().requires_grad_(),
-                      by_object[part].detach().requires_grad_()]
+        total = 0
+        for *images, truth in zip(by_state.split(rows), by_object.split(rows), target.split(rows)):
+            images = [tensor.detach().requires_grad_() for tensor in images]
             with torch.enable_grad():
-                loss = model.loss_of(*images, shared[0], target[part])
-                loss = loss * (len(target[part]) / len(target))  # its share of the mean
+                loss = model.loss_of(*images, shared[0], truth)
+                loss = loss * (len(truth) / len(target))  # its share of the mean
             # Not `backward`, which would leave gradients in the parameters.
             found = torch.autograd.grad(loss, [*images, *shared], allow_unused=True)
             of_images.append(found[:2])
@@ -293,8 +283,7 @@ class LossInChunks(torch.autograd.Function):
                 if gradient is not None:
                     sums[i] = gradient if sums[i] is None else sums[i] + gradient
             total += loss.detach()
-        of_state, of_object = map(torch.cat, zip(*of_images))
-        ctx.save_for_backward(of_state, of_object, *sums)
+        ctx.save_for_backward(*map(torch.cat, zip(*of_images)), *sums)
         return total
 
     @staticmethod
@@ -343,7 +332,7 @@ class Members(nn.Module):
 
     def cosines(self, features, pairs):
         """(B, F), (P, 2) -> (B, P), the mean over the members."""
-        return torch.stack([member.cosines(features, pairs) for member in self.members]).mean(0)
+        return sum(member.cosines(features, pairs) for member in self.members) / len(self.members)
 
     def feasibility(self, seen, *, mix="mean"):
         """(S, O), the mean over the members."""
@@ -357,19 +346,7 @@ class Members(nn.Module):
 
     def loss(self, features, target):
         """The sum of the members' losses: the gradient of each is what it would be alone."""
-        if features.device.type != "cuda":
-            return sum(member.loss(features, target) for member in self.members)
-        # On streams of their own small kernels share the GPU.
-        main = torch.cuda.current_stream()
-        losses = []
-        for member in self.members:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                loss = member.loss(features, target)
-            main.wait_stream(stream)
-            losses.append(loss)
-        return torch.stack(losses).sum()
+        return sum(member.loss(features, target) for member in self.members)
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
@@ -377,10 +354,7 @@ class Members(nn.Module):
 
     def parameter_groups(self, lr):
         """Those of all members."""
-        groups = []
-        for member in self.members:
-            groups += member.parameter_groups(lr)
-        return groups
+        return sum([member.parameter_groups(lr) for member in self.members], [])
 
 
 def build(state_vectors, object_vectors, config):
@@ -422,19 +396,17 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     cosines = train.as_tensor(cosines)
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
+    margins = train.as_tensor(0.0 if margin is None else margin, seen.device)
+    counts = train.as_tensor(0.0 if counts is None else counts, seen.device)
+    shapes = [tuple(tensor.shape) for tensor in (cosines, target, seen, margins, counts)]
     fits = cosines.shape[1:] == seen.shape and cosines.shape[:1] == target.shape
+    fits = fits and {margins.shape, counts.shape} <= {seen.shape, ()}
     if not fits or seen.dtype != torch.bool or target.is_floating_point():
-        raise ValueError(f"cosines {tuple(cosines.shape)}, target {target.dtype} "
-                         f"{tuple(target.shape)}, seen {seen.dtype} {tuple(seen.shape)}: expected "
-                         "(B, S, O), integers (B,), bool (S, O), or (B, P), (B,), (P,)")
+        raise ValueError(f"cosines, target, seen, margin, counts of shapes {shapes}, target of "
+                         f"{target.dtype}, seen of {seen.dtype}: expected (B, S, O), integers "
+                         "(B,), bool (S, O), or (B, P), (B,), (P,); margin and counts as seen")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
-    of_seen = torch.zeros((), device=seen.device)
-    of_unseen = torch.zeros((), device=seen.device)
-    if counts is not None:
-        of_seen = fitting("counts", counts, seen)
-    if margin is not None:
-        of_unseen = -scale * fitting("margin", margin, seen)
-    offset = torch.where(seen, of_seen, of_unseen).to(cosines.dtype)
+    offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
     logits = torch.add(offset, cosines, alpha=scale).flatten(1)
     target = target.long()
     if margin is None:  # the unseen have no logit: an infinite one is more than some losses bear
@@ -447,16 +419,6 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     return image_losses(logits, target).mean()
 
 
-def fitting(name, values, seen):
-    """Margins or counts as a tensor beside `seen`; ValueError: neither of its shape nor a number.
-    """
-    values = train.as_tensor(values, seen.device)
-    if values.ndim and values.shape != seen.shape:
-        raise ValueError(f"{name} has shape {tuple(values.shape)}: expected that of seen, "
-                         f"{tuple(seen.shape)}")
-    return values
-
-
 def image_losses(logits, target):
     """The loss of each image (B,), here the cross-entropy of Eq. 2 and 7.
 
@@ -465,17 +427,6 @@ def image_losses(logits, target):
     the column of the truth, whose logit should be the greatest.
     """
     return nnf.cross_entropy(logits, target, reduction="none")
-
-
-def log_counts(seen, images):
-    """(S, O) float64 on the CPU: log of the training images of each seen composition, less the mean
-    of that; 0 for the unseen.
-
-    images (S, O) counts; a seen composition without an image counts as one with one.
-    """
-    seen = seen.cpu()
-    logs = train.as_tensor(images).cpu().clamp_min(1).double().log()
-    return torch.where(seen, logs - logs[seen].mean(), 0.0)
 
 
 def load_published(state_dict):
@@ -488,42 +439,25 @@ def load_published(state_dict):
     """
     if not isinstance(state_dict, dict):
         state_dict = data.load_tensors(state_dict)
+    ours = {"attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    weights = {}
     try:
-        weights = {}
         for name, value in image_features.unwrap(state_dict).items():
-            weights[name] = train.as_tensor(value)
-        layers = set()
-        for name in weights:
-            if name.startswith("image_embedder.mod."):
-                layers.add(int(name.split(".")[2]))
-        first, norm, last = [f"image_embedder.mod.{layer}" for layer in sorted(layers)]
-        renamed = dict(states=weights["attr_embedder.weight"],
-                       objects=weights["obj_embedder.weight"])
-        theirs = {"projection": "projection", "image_embedder.0": first, "image_embedder.1": norm,
-                  "image_embedder.4": last}
-        for ours, name in theirs.items():
-            for part in ("weight", "bias"):
-                renamed[f"{ours}.{part}"] = weights[f"{name}.{part}"]
-        hidden, feature_dim = weights[f"{first}.weight"].shape
-        model = CompCos(renamed["states"], renamed["objects"], feature_dim, hidden=hidden)
-        model.to(renamed["states"].dtype).load_state_dict(renamed)  # float64 keeps its digits
+            # The last layer is the fourth, or the fifth where dropout counts, as it does here.
+            name = name.replace("image_embedder.mod.", "image_embedder.")
+            name = name.replace("image_embedder.3.", "image_embedder.4.")
+            weights[ours.get(name, name)] = train.as_tensor(value)
+        hidden, feature_dim = weights["image_embedder.0.weight"].shape
+        model = CompCos(weights["states"], weights["objects"], feature_dim, hidden=hidden)
+        model.to(weights["states"].dtype).load_state_dict(weights)  # float64 keeps its digits
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
                          "image_embedder.mod; attr_embedder, obj_embedder, projection): "
-                         f"{' '.join(str(error).split())}") from None
+                         f"{common.reason(error)}") from None
     return model.eval()
 
 
 # ---- prediction ----
-
-
-class Answers(NamedTuple):
-    """The k best compositions of N images, best first: arrays (N, k)."""
-
-    indices: np.ndarray      # s * O + o
-    scores: np.ndarray       # as the model gives them
-    ranked: np.ndarray       # with the bias on the unseen, by which they are ranked
-    probability: np.ndarray  # the softmax of ranked / temperature over the candidates
 
 
 def predict(model, features, *, k=5, candidates=None, bias=0.0):
@@ -541,65 +475,56 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
 
 @torch.no_grad()
 def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
-    """`Answers`, of the arguments of `predict` and a temperature."""
-    device = model.states.device
-    shape = (len(model.states), len(model.objects))
+    """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
+    bias·[unseen]) / temperature over the candidates."""
     features = as_features(model, features)
+    shape = (len(model.states), len(model.objects))
     if candidates is None:
-        candidates = torch.ones(shape, dtype=torch.bool)
-    allowed = train.as_tensor(candidates)
+        candidates = np.ones(shape, bool)
+    allowed = train.as_tensor(candidates, features.device)
     is_mask = allowed.dtype == torch.bool and allowed.shape in (shape, (shape[0] * shape[1],))
     if not is_mask or not allowed.any():
         raise ValueError(f"candidates are {allowed.dtype} {tuple(allowed.shape)}: expected bool, "
-                         f"(S, O) {shape} or (C,) of {shape[0] * shape[1]}, one or more allowed")
-    k = min(common.check_number("k", k, least=1), int(allowed.sum()))
-    offset = torch.where(allowed.flatten(), 0.0, -torch.inf).to(device)  # (C,)
+                         f"(S, O) {shape} or (C,), one or more allowed")
+    offset = torch.where(allowed.flatten(), 0.0, -torch.inf)  # (C,)
     if common.check_number("bias", bias):
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with "
                              "CompCos.load(best.pt)")
-        offset = offset + bias * ~model.checkpoint["seen"].flatten().to(device)
-    found = [[torch.zeros(0, k, dtype=torch.int64)]] + [[torch.zeros(0, k)] for _ in range(3)]
+        offset += bias * ~model.checkpoint["seen"].flatten().to(offset.device)
+    k = min(common.check_number("k", k, least=1), int(allowed.sum()))
+    blocks = []
     was_training = model.training
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
         ranked = scores + offset
-        best = ranked.topk(k, dim=1).indices
-        shares = (ranked / temperature).softmax(1)
-        answers = [best, scores.gather(1, best), ranked.gather(1, best), shares.gather(1, best)]
-        for column, values in zip(found, answers):
-            column.append(values.cpu())
+        indices = ranked.topk(k, dim=1).indices
+        probabilities = (ranked / temperature).softmax(1)
+        blocks.append((indices, scores.gather(1, indices), probabilities.gather(1, indices)))
     model.train(was_training)
-    return Answers(*[torch.cat(column).numpy() for column in found])
+    return tuple(torch.cat(parts).cpu().numpy() for parts in zip(*blocks))
 
 
 def as_features(model, features):
     """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other
     shapes, not finite."""
-    if isinstance(features, (str, Path)):
-        features = [features]
-    checkpoint = model.checkpoint or {}
+    checkpoint = model.checkpoint or dict(settings=dict(backbone="unknown features"))
     if len(features) and isinstance(features[0], (str, Path)):
-        settings = checkpoint.get("settings", dict(backbone="unknown features"))
-        features = image_features.features_like(settings, list(features), model.states.device)
+        features = image_features.features_like(checkpoint["settings"], features,
+                                                model.states.device)
     features = train.as_tensor(features, model.states.device).to(model.states.dtype)
-    is_table = features.ndim == 2 and features.shape[1] == model.config["feature_dim"]
-    if not is_table or not features.isfinite().all():
-        raise ValueError(f"features of shape {tuple(features.shape)}, "
-                         f"{common.count(int((~features.isfinite()).sum()), 'number')} not "
-                         "finite: the model was trained on finite (N, "
-                         f"{model.config['feature_dim']})")
-    if len(features) and "feature_mean" in checkpoint:
-        mean = checkpoint["feature_mean"].to(features)
-        variance = checkpoint["feature_std"].to(features).square()
-        if are_of_another_kind(features, mean, variance):
-            warnings.warn("these features lie far from those that the model was trained on, as "
-                          "those of another backbone do, or features that were divided by their "
-                          "length: the answers and their probabilities may be wrong", stacklevel=2)
+    expected = model.config["feature_dim"]
+    if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
+        raise ValueError(f"features {tuple(features.shape)}, {int((~features.isfinite()).sum()):,} "
+                         f"of them not finite: the model was trained on finite (N, {expected})")
+    if "feature_mean" in checkpoint and are_of_another_kind(features, checkpoint):
+        warnings.warn("these features lie far from those that the model was trained on, as those "
+                      "of another backbone do, or features divided by their length: the answers "
+                      "and their probabilities may be wrong", stacklevel=2)
     return features
 
 
-def are_of_another_kind(features, mean, variance):
-    """Whether features (N, F) lie far from training features of this mean and variance (F,).
+def are_of_another_kind(features, checkpoint):
+    """Whether features (N, F) lie far from training's, by their mean and variance (F,).
 
     Of the same kind, the mean of (x - mean)² / variance over numbers and images is about 1: 0.9 to
     1.1 for the validation and test images of fashion, textures and the built-in data, at most 1.9
@@ -607,8 +532,10 @@ def are_of_another_kind(features, mean, variance):
     to 4. The mean of x² is at least 0.36 of that in training; of images divided by their length, it
     is 0.003.
     """
-    floor = 1e-3 * variance.mean()  # what hardly varied in training tells little
-    distance = ((features - mean).square() / (variance + floor)).mean()
+    mean = checkpoint["feature_mean"].to(features)
+    variance = checkpoint["feature_std"].to(features).square()
+    variance += 1e-3 * variance.mean()  # what hardly varied in training tells little
+    distance = ((features - mean).square() / variance).mean()
     size = features.square().mean() / (mean.square() + variance).mean()
     return bool(distance > 1.7 + 2.8 / len(features) ** 0.5 or size < 0.2)
 
@@ -626,92 +553,84 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     that was fixed on validation. `probability` is that of the answer among the candidates, at a
     temperature under which it says how often such answers were right on validation.
     """
-    if isinstance(images, (str, Path)):
-        images = [images]
-    if not len(images):
-        raise ValueError("no images to predict: expected one or more")
     checkpoint = model.checkpoint
     allowed = allowed_answers(checkpoint)
     if candidates not in allowed:
         raise ValueError(f"candidates are {candidates!r}: expected one of {', '.join(allowed)}")
-    answers = best_compositions(
+    bias = checkpoint["bias"][candidates]
+    indices, scores, probabilities = best_compositions(
         model, images if features is None else features, k=top, candidates=allowed[candidates],
-        bias=checkpoint["bias"][candidates], temperature=checkpoint["temperature"][candidates])
-    seen = checkpoint["seen"].flatten()
-    rho = checkpoint["feasibility"].flatten()
+        bias=bias, temperature=checkpoint["temperature"][candidates])
+    seen = checkpoint["seen"].flatten().numpy()
+    scores = scores + np.float32(bias) * ~seen[indices]
+    rho = checkpoint["feasibility"].flatten().tolist()
     rows = []
     for i, image in enumerate(images):
-        for j, c in enumerate(answers.indices[i].tolist()):
+        for j, c in enumerate(indices[i].tolist()):
             state, object_ = divmod(c, len(checkpoint["objects"]))
             rows.append(dict(
                 image=str(image), rank=j + 1, state=checkpoint["states"][state],
-                object=checkpoint["objects"][object_], score=float(answers.ranked[i, j]),
-                probability=float(answers.probability[i, j]), seen=bool(seen[c]),
-                feasibility=float(rho[c])))
+                object=checkpoint["objects"][object_], score=float(scores[i, j]),
+                probability=float(probabilities[i, j]), seen=bool(seen[c]), feasibility=rho[c]))
     return rows
 
 
 def allowed_answers(checkpoint):
     """The candidate sets of a loaded checkpoint, name -> (C,) bool; the hard mask hides nothing
     that the folder names."""
-    arrays = {}
-    for name in ("seen", "closed", "feasibility", "named"):
-        arrays[name] = checkpoint[name].numpy()
-    return experiment.candidate_sets(arrays["seen"], arrays["closed"], arrays["feasibility"],
-                                     checkpoint["threshold"], named=arrays["named"])
+    seen, closed, feasibility, named = [
+        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
+    return experiment.candidate_sets(seen, closed, feasibility, checkpoint["threshold"],
+                                     named=named)
 
 
 def find_images(arguments):
-    """The image files that files and folders name, each once, in order. ValueError: a folder
-    without one. What of a folder is no photo is said."""
+    """The image files that files and folders name, each once, in order. What of a folder is no
+    photo is said."""
     found = []
     for argument in map(Path, arguments):
-        photos = [argument]  # a missing file is named, with all others, when it is opened
         if argument.is_dir():
-            names, left_out = data.photo_files(argument)
+            photos, left_out = data.photo_files(argument)
+            found += [argument / photo for photo in photos]
             if left_out:
-                print(f"note: {argument}: {data.what_stayed_out(names, left_out)}")
-            photos = [argument / name for name in names]
-        if not photos:
-            raise ValueError(f"no image in {argument}: expected image files or folders of them")
-        found += photos
-    return [str(image) for image in dict.fromkeys(found)]
+                print(f"note: {argument}: {data.what_stayed_out(left_out)}")
+        else:  # a missing file is named, with all others, when it is opened
+            found.append(argument)
+    if not found:
+        raise ValueError(f"no image in {common.some(arguments)}")
+    return list(map(str, dict.fromkeys(found)))
 
 
 def images_and_features(checkpoint, options):
-    """(images, features (N, F)) that --predict and --features name, without those that cannot be
-    read if --skip-broken is given."""
+    """(images, features (N, F)) that --predict and --features name; --skip-broken leaves out images
+    without finite features."""
     if options.features:
         stored = data.read_features(options.features, options.predict or ())
         rows = {name: row for row, name in enumerate(stored["files"])}
         images = options.predict or list(rows)
-        lacking = [name for name in images if name not in rows]
+        lacking = [image for image in images if image not in rows]
         if lacking:
             raise ValueError(f"{options.features} has no features of {common.some(lacking)}; it "
                              f"names {common.some(rows, 3)}")
-        with np.errstate(over="ignore"):  # what is too large is then not finite
-            features = stored["features"][[rows[name] for name in images]].astype(np.float32)
+        features = stored["features"][[rows[image] for image in images]].astype(np.float32)
     else:
         images = find_images(options.predict)
         features = image_features.features_like(checkpoint["settings"], images, options.device,
                                                 options.weights, options.skip_broken)
-    is_whole = np.isfinite(features).all(1)
-    broken = [image for image, is_good in zip(images, is_whole) if not is_good]
-    if broken and (not options.skip_broken or len(broken) == len(images)):
-        raise ValueError(f"no finite features of {common.count(len(broken), 'image')}: "
-                         f"{common.some(broken)}; --skip-broken leaves such out")
-    if broken:
-        print(f"note: {common.count(len(broken), 'image')} left out, without finite features: "
-              f"{common.some(broken)}")
-    return [image for image, is_good in zip(images, is_whole) if is_good], features[is_whole]
+    if not options.skip_broken:
+        return images, features
+    is_finite = np.isfinite(features).all(1)
+    broken = np.array(images)[~is_finite]
+    if len(broken):
+        print(f"note: {common.count(len(broken), 'image')} left out: {common.some(broken)}")
+    return np.array(images)[is_finite], features[is_finite]
 
 
 def print_predictions(options):
     """Predict for the command line: print the best compositions of each image, or write --csv."""
     if not (options.checkpoint and (options.predict or options.features)):
         raise ValueError("--checkpoint FILE and --predict IMAGE ... (or --features FILE) go "
-                         "together; a run goes on with --resume, and a model of other primitives "
-                         "is trained anew")
+                         "together; a run goes on with --resume")
     if options.csv:
         common.check_writable(options.csv.parent, "--csv")
     model = CompCos.load(options.checkpoint, options.device)
@@ -719,13 +638,9 @@ def print_predictions(options):
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
         common.write_rows(options.csv, PREDICTION, [row.values() for row in rows])
-        print(f"{common.count(len(images), 'image')}, {common.count(len(rows), 'answer')} written "
-              f"to {options.csv}")
+        print(f"{common.count(len(rows), 'answer')} written to {options.csv}")
         return
-    allowed = int(allowed_answers(model.checkpoint)[options.candidates].sum())
-    bias = model.checkpoint["bias"][options.candidates]
-    print(f"{options.candidates}: {common.count(allowed, 'candidate')}; scores with the bias of "
-          f"{bias:.3f} on the unseen (from validation)")
+    print(f"answers: {options.candidates}; scores with the bias that validation chose")
     for row in rows:
         if row["rank"] == 1:
             print(row["image"])
@@ -777,19 +692,17 @@ def defaults(recipe=None):
     own settings, the strong recipe takes the word vectors alone. ValueError: a dataset's entry has
     a setting that is none.
     """
-    usual = OF_DATASET["mitstates"]
-    known = PAPER | usual
-    table = {}
+    known = PAPER | OF_DATASET["mitstates"]
+    table = dict(other=known | FOLDER)
     for name, settings in OF_DATASET.items():
         unknown = settings.keys() - known.keys()
         if unknown:
-            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(unknown)}: expected any of "
+            raise ValueError(f"OF_DATASET[{name!r}] sets {common.some(unknown)}: expected any of "
                              f"{', '.join(known)}")
         table[name] = known | settings
-        if recipe == "strong":
-            table[name] = STRONG | dict(vectors=table[name]["vectors"])
-    other = FOLDER if recipe == "paper" else STRONG
-    table["other"] = known | other
+    for name in table:
+        if recipe == "strong" or (recipe is None and name == "other"):
+            table[name] |= STRONG
     return table
 
 

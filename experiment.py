@@ -7,12 +7,10 @@ Fractions in files, percent in print.
 """
 
 import csv
-import functools
 import io
 import itertools
 import json
 import math
-import os
 import platform
 import shlex
 import zlib
@@ -324,20 +322,18 @@ def experiment(build, prepared):
         def train(seed):
             return one_seed(build, prepared, seed, folder_of(out, seed, seeds))
 
-        name = f"{settings['dataset']}, {settings['model']}, {settings['world']} world"
+        title = f"{settings['dataset']}, {settings['model']}, {settings['world']} world"
         results = []
         for seed, metrics in common.spread(seeds, train):
             results.append(metrics)
-            print(table(metrics, f"{name}, seed {seed}"), flush=True)
+            print(table([metrics], f"{title}, seed {seed}"))
+            print("\n".join(table_notes(metrics)), flush=True)
         if len(seeds) > 1:
-            mean = combine(results, np.mean)
-            deviation = combine(results, functools.partial(np.std, ddof=1))
-            print(table(dict(mean, settings=settings), f"{name}, mean ± std of {len(seeds)} seeds",
-                        deviation))
+            print(table(results, f"{title}, mean ± std of {len(seeds)} seeds"))
             if is_first:
-                summary = dict(settings=dict(settings, seeds=seeds), versions=versions(),
-                               mean=mean, std=deviation)
-                write_json(out / "metrics.json", summary)
+                write_json(out / "metrics.json", dict(
+                    settings=dict(settings, seeds=seeds), versions=versions(),
+                    mean=combine(results, np.mean), std=combine(results, deviation)))
     run = folder_of(out, seeds[0], seeds)
     print(f"{LEGEND}\nwritten to {out}; next: {next_step(prepared, run)}")
     return results
@@ -440,8 +436,7 @@ def train_model(model, arrays, prepared, settings, out):
 
 
 def combine(results, function):
-    """The metrics of several runs as one, `function` (mean, deviation) of each number; words
-    stay."""
+    """The metrics of several runs as one, `function` of the values of each number; words stay."""
     first = results[0]
     if isinstance(first, dict):
         combined = {}
@@ -451,7 +446,12 @@ def combine(results, function):
         return combined
     if isinstance(first, str):
         return first
-    return float(function(results))
+    return function(results)
+
+
+def deviation(values):
+    """The sample standard deviation, over n - 1, of two or more values."""
+    return np.std(values, ddof=1)
 
 
 def next_step(prepared, run):
@@ -504,17 +504,11 @@ def composition_names(dataset):
 def write_scores(out, model, features, dataset, masks):
     """For evaluate.py: scores.npy, float32 (N, C) of the test images (N, F), written block by block
     and whole or not at all; and beside it a file of each candidate set."""
-    part = out / ".scores.npy.part"
     about = dict(descr="<f4", fortran_order=False, shape=(len(features), dataset.seen.size))
-    try:
-        with open(part, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, about)
-            for _, scores in chunks(model, features, model.compositions()):
-                file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
-        os.replace(part, out / "scores.npy")
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OSError(f"cannot write {out / 'scores.npy'}: {error.strerror}") from None
+    with common.writing(out / "scores.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, about)
+        for _, scores in chunks(model, features, model.compositions()):
+            file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
     for name, mask in masks.items():
         with common.writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
@@ -617,56 +611,59 @@ feasibility of at least τ
 S is the same in closed and open: it is reached where only the seen are answered"""
 
 
-def table(metrics, title, deviations=None):
-    """The test results as text, in percent: of each candidate set both protocols and fixed bias,
-    each number ± its deviation if known."""
-    width = 14 if deviations else 7
+def table(results, title):
+    """The test results of some seeds as text, in percent: of each candidate set both protocols and
+    fixed bias; of several seeds mean ± sample deviation."""
+    width = 7 if len(results) == 1 else 14
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
-    lines = [f"{title} (test, %)", describe_run(metrics),
+    lines = [f"{title} (test, %)", describe(results),
              f"{'candidates':<22}{'protocol':<12}{names}"]
-    for candidates, reports in metrics["test"].items():
-        label = f"{candidates} ({metrics['candidates']['test'][candidates]:,.0f})"
+    sizes = combine([result["candidates"]["test"] for result in results], np.mean)
+    cells = combine([result["test"] for result in results], percent)
+    for candidates, reports in cells.items():
+        label = f"{candidates} ({sizes[candidates]:,.0f})"
         for protocol, report in reports.items():
             line = f"{label:<22}{protocol.replace('_', ' '):<12}"
-            for keys in COLUMNS.values():
-                cell = ""
-                for key in keys:
-                    if key in report:
-                        cell = f"{100 * report[key]:.1f}"
-                        if deviations:
-                            cell += f" ± {100 * deviations['test'][candidates][protocol][key]:.1f}"
-                line += f"{cell:>{width}}"
-            lines.append(line)
             label = ""
-    return "\n".join(lines + table_notes(metrics, of_seeds=deviations is not None))
+            for keys in COLUMNS.values():
+                shown = [report[key] for key in keys if key in report]
+                line += f"{''.join(shown):>{width}}"
+            lines.append(line)
+    return "\n".join(lines)
 
 
-def describe_run(metrics):
+def percent(values):
+    """A cell: the mean of fractions, of several with ± their sample deviation."""
+    text = f"{100 * np.mean(values):.1f}"
+    if len(values) > 1:
+        text += f" ± {100 * deviation(values):.1f}"
+    return text
+
+
+def describe(results):
     """A line of what the numbers rest on."""
-    settings = metrics["settings"]
+    settings = results[0]["settings"]
     recipe = ""
     if "recipe" in settings:
         recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
+    epochs = ", ".join(str(result["best_epoch"]) for result in results)
     return (f"features {settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}"
-            f"best epoch {metrics['best_epoch']:.0f} of {settings['epochs']}; {settings['device']}")
+            f"best epoch {epochs} of {settings['epochs']}; {settings['device']}")
 
 
-def table_notes(metrics, of_seeds=False):
-    """What stands under the table; `of_seeds`, a mean, has no τ of its own."""
+def table_notes(metrics):
+    """Lines that stand under the table of a seed."""
     basis = metrics["mask_basis"]
-    lines = []
-    if not of_seeds:
-        threshold = "none"
-        if metrics["threshold"] > -1:
-            threshold = f"τ = {metrics['threshold']:.3f}"
-        lines.append(f"hard mask (--mask {metrics['settings']['mask']}): {threshold}, by "
-                     f"{common.count(basis['unseen_val'], 'unseen composition')} of validation "
-                     f"(justified needs {LEAST_SHOWN}); it hides {basis['hidden_test']} of the "
-                     f"test's {basis['unseen_test']}")
+    threshold = "none"
+    if metrics["threshold"] > -1:
+        threshold = f"τ = {metrics['threshold']:.3f}"
+    lines = [f"hard mask (--mask {metrics['settings']['mask']}): {threshold}, by "
+             f"{common.count(basis['unseen_val'], 'unseen composition')} of validation "
+             f"(justified needs {LEAST_SHOWN}); it hides {basis['hidden_test']} of the test's "
+             f"{basis['unseen_test']}"]
     if min(basis["unseen_val"], basis["unseen_test"]) < FEW_COMPOSITIONS:
-        lines.append(f"note: validation has {basis['unseen_val']:.0f} and the test "
-                     f"{basis['unseen_test']:.0f} unseen compositions, which is few; how far the "
-                     "AUC holds: evaluate.py --confidence 0.95 --unit composition")
+        lines.append("note: so few unseen compositions tell little; how far the AUC holds: "
+                     "evaluate.py --confidence 0.95 --unit composition")
     sure = metrics["certainty"]["open_masked"]
     lines.append(f"probability of an answer among open_masked: {100 * sure['probability']:.0f} % "
                  f"in the mean over the test, where {100 * sure['right']:.0f} % of the answers are "
@@ -745,15 +742,14 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
-    source = dict(file=options.features, weights=options.weights, skip_broken=options.skip_broken,
-                  cache=options.cache, fallback=folder.parent)
-    obstacles, fetched = image_features.lacking(dataset, **source)
-    obstacles = words.lacking(*sources, root=options.data_root) + obstacles
-    if obstacles:  # all at once, before anything is fetched
-        raise FileNotFoundError("; ".join(obstacles + fetched))
+    lacking = words.lacking(*sources, root=options.data_root)
+    if lacking:  # said before any is read
+        raise FileNotFoundError("; ".join(lacking))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
-    found = image_features.load_features(dataset, device=device, **source)
+    found = image_features.load_features(
+        dataset, file=options.features, weights=options.weights, device=device,
+        skip_broken=options.skip_broken, cache=options.cache, fallback=folder.parent)
     dataset, features, backbone, weights = (*found, None)[:4]  # until features.py is merged
     for note in dataset.notes:
         print(f"note: {note}")
