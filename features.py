@@ -151,7 +151,7 @@ def unwrap(stored):
     return stored
 
 
-def _weights_file(weights=None):
+def _weights_file(weights):
     """The file given, else where torch hub keeps the published one (it may not be there yet)."""
     if weights is None:
         return Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2])
@@ -381,8 +381,7 @@ def describe(kind, weights, upright):
 def _places(dataset, kind, cache, fallback):
     """Where a dataset's cache of a kind may lie: in its folder, and elsewhere."""
     name = f"{kind or 'features'}.npz"
-    folders = [folder for folder in (cache, fallback) if folder is not None]
-    elsewhere = [Path(folder, f"{dataset.name}-{name}") for folder in folders]
+    elsewhere = [Path(folder, f"{dataset.name}-{name}") for folder in (cache, fallback) if folder]
     return [dataset.folder / name, *elsewhere]
 
 
