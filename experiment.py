@@ -40,7 +40,7 @@ LEAST_SHOWN = 19         # unseen compositions that this needs, as 0.05 (19 + 1)
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
 LEAST_CALIBRATION = 20   # of so many images at least
-WIDEST = 1e4             # how far a temperature may be from the mean deviation of an image's scores
+WIDEST = 100             # times the mean deviation of an image's scores: the greatest temperature
 
 
 # ---- candidates ----
@@ -201,7 +201,7 @@ def fit_temperature(scores, target):
     unit = 1 / scores.std(1, correction=0).mean()
     low = unit / WIDEST
     high = unit * WIDEST
-    for _ in range(20):
+    for _ in range(16):  # to 1.4e-4
         sharpness = (low * high).sqrt()  # b
         expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
         if expected < wanted:
@@ -529,14 +529,16 @@ def write_best(path, prepared, model, rho, metrics):
     """best.pt: all that prediction needs, without the data."""
     dataset = prepared.dataset
     closed = dataset.candidates("test")
+    name = type(model).__name__
+    if name == "Members":
+        name = "CompCos"
     # of training's features: those of another kind lie far outside
     features = torch.as_tensor(prepared.features["train"])
     std, mean = torch.std_mean(features, 0, correction=0)
     contents = dict(
-        model=type(model).__name__.replace("Members", "CompCos"), config=model.config,
-        weights=model.state_dict(), states=dataset.states, objects=dataset.objects,
-        seen=torch.as_tensor(dataset.seen), closed=torch.as_tensor(closed),
-        named=torch.as_tensor(closed | dataset.candidates("val")),
+        model=name, config=model.config, weights=model.state_dict(), states=dataset.states,
+        objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
+        closed=torch.as_tensor(closed), named=torch.as_tensor(closed | dataset.candidates("val")),
         feasibility=torch.as_tensor(rho), feature_mean=mean, feature_std=std)
     for key in ("settings", "threshold", "bias", "temperature"):
         contents[key] = metrics[key]
@@ -758,10 +760,9 @@ def prepare(options, model, defaults):
         raise FileNotFoundError("; ".join(lacking))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
-    found = image_features.load_features(
+    dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device,
         skip_broken=options.skip_broken, cache=options.cache, fallback=beside)
-    dataset, features, backbone, weights = (*found, None)[:4]  # until features.py is merged
     for note in dataset.notes:
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:
