@@ -14,7 +14,6 @@ Shapes: S states, O objects, C = S*O compositions, N images, K points of a curve
 
 import argparse
 import importlib.util
-import math
 import shlex
 import sys
 import traceback
@@ -146,7 +145,7 @@ def plan(name, seed, options, shared, data_crc32, out):
 def check_folder(job):
     """ValueError where the job's folder holds a run of other settings."""
     note = job.folder / "run.json"
-    if (job.folder / "last.pt").exists() and experiment.read_json(note) != job.key:
+    if note.exists() and experiment.read_json(note) != job.key:
         raise ValueError(f"{note} is of a run with other data or options: give another --out, or "
                          f"remove {job.folder}")
 
@@ -207,7 +206,7 @@ def cell(values):
     {'mean': 3.0, 'std': 2.0, 'seeds': 3}
     """
     values = np.array(values, float)  # None, of a half without images, becomes NaN
-    deviation = math.nan
+    deviation = np.nan
     if len(values) > 1:
         deviation = float(values.std(ddof=1))
     return dict(mean=float(values.mean()), std=deviation, seeds=len(values))
@@ -346,12 +345,12 @@ def table_lines(table, cells):
         seeds = shown["AUC"]["seeds"]
         rejected = row.get("rejected", 0)
         if rejected:
-            label += f" (τ rejected in {rejected} of {common.count(seeds, 'seed')})"
+            label += f" (τ rejected in {rejected} of {seeds})"
         if rejected == seeds:
             figures = ["as without", *("" for _ in table.columns[1:])]
         rows.append([label, *figures])
         if "paper" in row:
-            theirs = np.array([row["paper"].get(column, math.nan) for column in table.columns])
+            theirs = np.array([row["paper"].get(column, np.nan) for column in table.columns])
             ours = np.array([shown[column]["mean"] for column in table.columns])
             rows.append(["the paper", *(f"{100 * value:.1f}" for value in theirs)])
             rows.append(["ours − the paper", *(f"{100 * value:+.1f}" for value in ours - theirs)])
@@ -380,7 +379,7 @@ def feasibility_text(results):
         lines += ["Of objects and of states at most 25, drawn by lot.", ""]
     for kind, (names, partners, scores, ends) in kinds.items():
         paper = results.paper["ranked"].get(kind, {})
-        drawn = sorted(np.random.default_rng(0).permutation(names)[:25].tolist())
+        drawn = sorted(np.random.default_rng(0).permutation(names)[:25])
         rows = []
         for name in paper or drawn:
             i = names.index(name)
@@ -621,18 +620,18 @@ def picture_lines(results, name, section):
 # ---- the report ----
 
 ABOUT = """\
-Numbers are percent. S, U, HM: best accuracy on seen and on unseen compositions, best harmonic mean
-over the biases on the unseen; AUC: area under the curve of the first two; Sta., Obj.: accuracy of
-state and object at bias 0. The *exact* protocol tries every bias, the *published* one the about 20
-of the field's evaluator; the paper's tables are given by the latter, as papers do, all others by
-the former, and report.json has both.
-
-The epoch is chosen by validation AUC (exact), as said under Training. The hard mask hides what is
-unseen and less feasible than τ, the best of 50 by validation AUC; of the strong recipe τ may hide
-at most 5 % of what exists, as far as validation tells. CompCos closed and CompCos mask by their own
-feasibility, the others by that of CompCos with the same seed. *τ rejected*: by validation no mask
-is best. The paper's CompCos of the open world is the row with mask. *paper* and *strong* are the
-recipes; the scores of several members are averaged.
+* *Columns*, in percent. S, U, HM: best accuracy on seen and on unseen compositions, best harmonic
+  mean over the biases on the unseen; AUC: area under the curve of the first two. Sta., Obj.:
+  accuracy of state and object at bias 0.
+* *Protocols*. The paper's tables are given by the published one, as papers do: about 20 biases, by
+  the field's evaluator. All others are exact: every bias. report.json has both.
+* *Epoch*: the one with the best validation AUC (exact); more under Training.
+* *mask*: unseen compositions less feasible than τ are hidden. τ is the best of 50 by validation
+  AUC, as in the paper; the strong recipe hides at most 5 % of what exists, as far as validation can
+  tell. *τ rejected in 2 of 3*: in that many seeds validation is best without a mask. CompCos closed
+  and CompCos have their own feasibility, the others that of CompCos with the same seed. The paper's
+  CompCos of the open world is the row with mask.
+* *paper*, *strong*: the two recipes; of several members the scores are averaged.
 """
 
 
@@ -654,8 +653,8 @@ def about(results, argv, options, failed):
         f"Features: {options.backbone or settings['backbone']}. Word vectors (CompCos): "
         f"{', '.join(settings['vectors'])}.",
         f"Candidates of the test: {candidates} (masked: by CompCos, first seed).",
-        "± is the sample standard deviation (n − 1) over n = "
-        f"{common.count(len(results.prepared.seeds), 'seed')}; of one there is none.", "", ABOUT]
+        f"± is the sample standard deviation (n − 1), n = {len(results.prepared.seeds)} seeds.", "",
+        ABOUT]
 
 
 def write_report(results, argv, options, failed):

@@ -267,9 +267,9 @@ def test_where_the_mask_was_rejected_no_number_is_repeated():
     lines = reproduce.table_lines(reproduce.tables()["masking"], rows)
     assert lines[4:7] == [
         "| row 0 | 50.0 ± 10.0 | 50.0 ± 10.0 | 50.0 ± 10.0 | 50.00 ± 10.00 |",
-        "| row 1 (τ rejected in 1 of 3 seeds) | 50.0 ± 10.0 | 50.0 ± 10.0 | 50.0 ± 10.0 | "
+        "| row 1 (τ rejected in 1 of 3) | 50.0 ± 10.0 | 50.0 ± 10.0 | 50.0 ± 10.0 | "
         "50.00 ± 10.00 |",
-        "| row 3 (τ rejected in 3 of 3 seeds) | as without |  |  |  |"]
+        "| row 3 (τ rejected in 3 of 3) | as without |  |  |  |"]
 
 
 @pytest.fixture(scope="module")
