@@ -15,6 +15,7 @@ replacement.
 
 import argparse
 import inspect
+from pathlib import Path
 
 import common
 
@@ -479,8 +480,8 @@ class TMN(Compared):
 
     def first_layer(self, features, repeats=1):
         """(B,F) -> (B*repeats,K,w), each image in so many rows, as BatchNorm counts them."""
-        inputs = self.first(features).repeat_interleave(repeats, 0)
-        outputs = torch.relu(self.first_norm(inputs))
+        inputs = self.first(features)[:, None].expand(-1, repeats, -1)
+        outputs = torch.relu(self.first_norm(inputs.flatten(0, 1)))
         return outputs.unflatten(1, (self.config["modules"], -1))
 
     def loss(self, features, target, negatives=None):
@@ -653,6 +654,8 @@ def main(argv=None):
     add_options(parser)
     options = parser.parse_args(argv)
     check_own_options(options)
+    if options.feasibility:
+        Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))
     prepared.settings["feasibility"] = options.feasibility or "word vectors"
     given = None
