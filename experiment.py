@@ -32,7 +32,7 @@ from feasibility import auroc, hard_mask, write_csv
 from train import check_model, chunks, fit, index_pairs, selection, sweep
 
 RUNS = Path("runs")  # where the results go without --out
-RUN_FILES = ("last.pt", "best.pt", "log.csv")  # of one seed; where several are, in seedK/
+RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
 FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
           "epoch_steps")  # the settings that `fit` takes, where a recipe has them
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
@@ -361,11 +361,10 @@ def choose_folder(prepared):
 def check_place(out, seeds, resume):
     """ValueError where the runs of these seeds would replace one in the folder `out`, or mix with
     it."""
-    is_single = any((out / name).exists() for name in RUN_FILES)
-    is_taken = is_single or (out / "metrics.json").exists() or has_seeds(out)
+    is_taken = has_seeds(out) or any((out / name).exists() for name in RUN_FILES)
     if is_taken and not resume:
         raise ValueError(f"{out} holds a run: --resume goes on with it, another --out begins one")
-    if is_single and len(seeds) > 1:
+    if (out / "last.pt").exists() and len(seeds) > 1:
         raise ValueError(f"{out} holds the run of a single seed, which others cannot join: give "
                          "another --out")
 
@@ -614,12 +613,11 @@ def read_feasibility(path, states, objects):
 COLUMNS = dict(S=("best_seen", "seen"), U=("best_unseen", "unseen"), HM=("best_hm", "hm"),
                AUC=("auc",), Sta=("state_accuracy",), Obj=("object_accuracy",))
 LEGEND = """\
-S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under \
-their curve, as the bias on unseen grows; Sta, Obj: accuracy of the state, of the object, at bias 0
-fixed bias: all of the row at the bias that validation chose; ±: sample deviation (n - 1)
-closed: the answers are what training or test shows; open: all; open_masked: seen, or of a \
-feasibility of at least τ
-S is the same in closed and open: it is reached where only the seen are answered"""
+S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, and area under
+their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
+fixed bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
+closed: the answers are what training or the test's list shows. open: all. open_masked: what is
+seen, or of a feasibility of at least τ. S is the same in all: at its bias only the seen are answers"""
 
 
 def table(results, title):
