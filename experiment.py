@@ -617,7 +617,7 @@ S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic m
 their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
 fixed bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
 closed: the answers are what training or the test's list shows. open: all. open_masked: what is
-seen, or of a feasibility of at least τ. S is the same in all: at its bias only the seen are answers"""
+seen, or of a feasibility of at least τ. S is the same in all: its bias leaves only the seen"""
 
 
 def table(results, title):
