@@ -316,8 +316,7 @@ def experiment(build, prepared):
         check_joined(out, settings)
         common.check_shared(out)
         if common.processes() > len(seeds):
-            common.say(f"note: {common.processes()} processes for "
-                       f"{common.count(len(seeds), 'seed')}: one trains a seed, others wait")
+            common.say("note: each seed is trained by one process, and others wait")
 
         def train(seed):
             return one_seed(build, prepared, seed, folder_of(out, seed, seeds))
