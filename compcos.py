@@ -149,7 +149,7 @@ class CompCos(nn.Module):
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
             scores = (sums * nnf.embedding(place, inverse_length.view(-1, 1))).T      # (B, P)
         if self.config["unit_images"] and not self.training:
-            scores = scores.clamp(-1, 1)  # rounding may lead beyond, see forward
+            scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         return scores
 
     def embed_compositions(self, pairs):
@@ -314,7 +314,7 @@ class Members(nn.Module):
         """(B, F) -> (B, S, O), the mean over the members."""
         total = 0
         for member, shared in zip(self.members, compositions):
-            total = total + member.score(features, shared)
+            total += member.score(features, shared)
         return total / len(self.members)
 
     def cosines(self, features, pairs):
@@ -361,11 +361,11 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     a 0-dim tensor.
 
     Tensors or arrays: cosines (B, S, O), target (B,) int in s * O + o and seen (S, O) bool; or, of
-    P chosen compositions, cosines (B, P), target (B,) columns and seen (P,). scale = 1 / T > 0.
-    margin, of seen's shape or a number, = α·ρ lowers the cosines of unseen compositions and is
-    ignored where seen; None: only the seen compete. counts, of seen's shape and not in the paper,
-    is added to the logits of the seen: how often each is met in training. ValueError: other shapes
-    or kinds, or an unseen target where only the seen compete.
+    P chosen compositions, cosines (B, P), target (B,) columns and seen (P,). scale = 1 / T > 0, a
+    number or, to be learnt, a 0-dim tensor. margin, of seen's shape or a number, = α·ρ lowers the
+    cosines of unseen compositions and is ignored where seen; None: only the seen compete. counts,
+    of seen's shape and not in the paper, is added to the logits of the seen: how often each is met
+    in training. ValueError: other shapes or kinds, or an unseen target where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -379,7 +379,6 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
     [-0.63, 0.17, 0.46]
     """
-    common.check_number("scale = 1 / T", scale, above=0)
     cosines = train.as_tensor(cosines)
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
@@ -394,7 +393,7 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
                          "(B,), bool (S, O), or (B, P), (B,), (P,); margin and counts as seen")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
     offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
-    logits = torch.add(offset, cosines, alpha=scale).flatten(1)
+    logits = (scale * cosines + offset).flatten(1)
     target = target.long()
     if margin is None:  # the unseen have no logit: an infinite one is more than some losses bear
         seen = seen.flatten()
