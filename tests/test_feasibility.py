@@ -125,6 +125,8 @@ def test_ranking_by_hand():
             (ranking.overall, ([1, 3], [0, 4]))):
         assert (ends[0].tolist(), ends[1].tolist()) == expected
     assert len(F.ranked(scores, scores == 1).overall[0]) == 3  # unless asked for others
+    with pytest.raises(ValueError, match="top is 0"):
+        F.ranked(scores, scores == 1, top=0)
 
 
 def test_masks_keep_the_seen_and_split_the_unseen():
