@@ -10,6 +10,7 @@ import torch
 
 import baselines
 from reference import DIRECT, published
+from test_experiment import make_toy
 
 GOLDEN = np.load(Path(__file__).parent / "data/baselines.npz")
 EXPECTED = json.loads((Path(__file__).parent / "data/baselines.json").read_text())["losses"]
@@ -106,14 +107,10 @@ def test_scores_equal_the_direct_form(name, settings, numbers, monkeypatch):
     torch.testing.assert_close(scores.flatten(1), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_apart_is_two_logistic_regressions():
+def test_apart_learns_the_likelihood_of_its_scores():
     model, _, x, target = small("apart")
-    standard = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
-    expected = 0
-    for head, truth in ((model.to_state, target // 5), (model.to_object, target % 5)):
-        chances = torch.softmax(standard @ head.weight.T + head.bias, 1)
-        expected -= chances[range(9), truth].log().mean()
-    torch.testing.assert_close(model.loss(x, target), expected)
+    likelihood = model.score(x).flatten(1)[range(9), target]
+    torch.testing.assert_close(model.loss(x, target), -likelihood.mean())
 
 
 @pytest.mark.parametrize("name", baselines.MODELS)
@@ -168,66 +165,43 @@ def test_third_states_follow_their_definition():
     for state, object_ in seen.nonzero().tolist():
         with_it = seen[:, object_].nonzero().squeeze(1).tolist()
         others = [i for i in with_it if i != state]
-        expected = np.zeros(6)
-        for i in others:
-            for k in with_it:
-                if k != i:
-                    expected[k] += 1 / len(others) / (len(with_it) - 1)
-        if not others:  # object 1 was seen with state 0 alone
-            expected[state] = 1
+        # all pairs (i, k) are equally likely; object 1 was seen with state 0 alone
+        ks = [k for i in others for k in with_it if k != i] or [state]
+        expected = torch.bincount(torch.tensor(ks), minlength=6) / len(ks)
         third = model.draw_third(torch.full((count,), state), torch.full((count,), object_))
         shares = torch.bincount(third, minlength=6) / count
-        np.testing.assert_allclose(shares, expected, atol=6 * 0.5 / count**0.5)
+        torch.testing.assert_close(shares, expected, rtol=0, atol=6 * 0.5 / count**0.5)
 
 
 # ---- the command ----
 
-STATES = ["old", "red", "tall", "wet"]
-OBJECTS = ["cat", "dog", "pie"]
-
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A folder of 108 images' features; of 12 compositions 8 are seen, validation shows 10. Beside
-    it, word vectors."""
-    folder = tmp_path_factory.mktemp("data") / "tiny"
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    rows = ["image,state,object,split"]
-    features = []
-    for split, count in (("train", 8), ("train", 8), ("val", 10), ("test", 12)):
-        for i in range(3 * count):
-            composition = i % count * 5 % 12
-            rows.append(f"{len(features)}.png,{STATES[composition // 3]},"
-                        f"{OBJECTS[composition % 3]},{split}")
-            features.append(random.normal(size=8))
-            features[-1][:2] += (composition // 3, composition % 3)
-    (folder / "images.csv").write_text("\n".join([*rows, ""]))
-    files = [f"{i}.png" for i in range(len(features))]
-    np.savez(folder / "features.npz", files=files, features=np.float32(features))
-    words = [f"{word} {' '.join(map(str, random.normal(size=6)))}\n" for word in STATES + OBJECTS]
-    (folder.parent / "words.txt").write_text("".join(words))
+def toy(tmp_path_factory):
+    """A folder of features without word vectors; words.txt beside it has them."""
+    folder = make_toy(tmp_path_factory.mktemp("data") / "toy")
+    (folder / "vectors.txt").rename(folder.parent / "words.txt")
     return folder
 
 
-def run(tiny, out, *options):
+def run(toy, out, *options):
     """metrics.json of a run in a folder."""
-    baselines.main(["--dataset", str(tiny), "--device", "cpu", "--out", str(out),
+    baselines.main(["--dataset", str(toy), "--device", "cpu", "--out", str(out),
                     *map(str, options)])
     return json.loads((out / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize("name", baselines.MODELS)
-def test_main_trains_and_reports(name, tiny, tmp_path):
+def test_main_trains_and_reports(name, toy, tmp_path):
     known = tmp_path / "known.csv"
-    rows = [f"{state},{object_},0.25\n" for state in STATES for object_ in OBJECTS]
+    rows = [f"s{state},o{object_},0.25\n" for state in range(5) for object_ in range(6)]
     known.write_text("".join(["state,object,feasibility\n", *rows]))
     options = ["--model", name, "--epochs", 2, "--feasibility", known]
     if name != "apart":  # it needs no words
-        options += ["--vectors", tiny.parent / "words.txt"]
+        options += ["--vectors", toy.parent / "words.txt"]
     if name == "tmn":
         options += ["--width", 4]
-    metrics = run(tiny, tmp_path / "run", *options)
+    metrics = run(toy, tmp_path / "run", *options)
     closed = metrics["test"]["closed"]["exact"]["auc"]
     assert 0 <= metrics["test"]["open"]["exact"]["auc"] <= closed <= 1
     settings = metrics["settings"]
@@ -246,23 +220,22 @@ class Mine(baselines.Apart):
         self.config["scale"] = scale
 
 
-def test_a_model_of_ones_own_is_a_class_and_a_line(tiny, tmp_path, monkeypatch):
+def test_a_model_of_ones_own_is_a_class_and_a_line(toy, tmp_path, monkeypatch):
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
     options = ["--model", "mine", "--vectors", "random"]
-    whole = run(tiny, tmp_path / "whole", *options, "--epochs", 4)
-    run(tiny, tmp_path / "part", *options, "--epochs", 2)
-    part = run(tiny, tmp_path / "part", *options, "--epochs", 4, "--resume")
+    whole = run(toy, tmp_path / "whole", *options, "--epochs", 4)
+    run(toy, tmp_path / "part", *options, "--epochs", 2)
+    part = run(toy, tmp_path / "part", *options, "--epochs", 4, "--resume")
     assert whole["test"] == part["test"] and whole["settings"]["scale"] == 1.0
     # what DEFAULTS has goes to the constructor and to the training, and an option before it
     own = dict(scale=3.0, epochs=30, epoch_steps=9, patience=2, average=0.5)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=own))
-    settings = run(tiny, tmp_path / "own", *options, "--scale", 2)["settings"]
+    settings = run(toy, tmp_path / "own", *options, "--scale", 2)["settings"]
     assert settings.items() >= (own | dict(scale=2.0, lr=5e-5)).items()
 
 
 @pytest.mark.parametrize("change, said", [
     (dict(object_vectors=torch.ones(2, 5)), "same D"),
-    (dict(state_vectors=torch.full((3, 4), torch.nan)), "hold NaN"),
     (dict(seen=torch.zeros(3, 2)), "0 training compositions: at least 2"),
     (dict(layers=1), "layers is 1: expected")])
 def test_bad_input_is_explained(change, said):
@@ -277,11 +250,11 @@ def test_bad_input_is_explained(change, said):
     ("aop", "--width", 3, "--width 3 is a setting of tmn"),
     ("aop", "--feasibility", "none.csv", "none.csv"),
     ("mine", "--seed", 0, "DEFAULTS['mine']['other'] sets width: expected any of epochs, ")])
-def test_options_that_cannot_be_are_one_line(tiny, tmp_path, capsys, monkeypatch, model, option,
+def test_options_that_cannot_be_are_one_line(toy, tmp_path, capsys, monkeypatch, model, option,
                                              value, said):
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=dict(width=3)))
     with pytest.raises(SystemExit) as end:
-        run(tiny, tmp_path, "--model", model, "--vectors", "random", option, value)
+        run(toy, tmp_path, "--model", model, "--vectors", "random", option, value)
     last = capsys.readouterr().err.splitlines()[-1]
     assert end.value.code == 2 and "error: " in last and said in last
