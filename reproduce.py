@@ -136,9 +136,10 @@ def plan(name, seed, options, shared, data_crc32, out):
     chosen = shlex.split(f"{vars(options)[system]} {own_options} {fixed_options}")
     folder = out / f"runs/{name}/seed{seed}"
     arguments = [*shared, *chosen, "--seed", str(seed), "--out", str(folder), "--resume"]
+    key = dict(options=[*shared, *chosen], data=data_crc32)
     if module is baselines:
         arguments += ["--feasibility", str(out / f"runs/full/seed{seed}/best.pt")]
-    key = dict(options=[*shared, *chosen], data=data_crc32, feasibility=options.compcos)
+        key["feasibility"] = options.compcos
     return Job(name, seed, folder, module, arguments, key)
 
 
@@ -625,7 +626,7 @@ ABOUT = """\
   accuracy of state and object at bias 0.
 * *Protocols*. The paper's tables are given by the published one, as papers do: about 20 biases, by
   the field's evaluator. All others are exact: every bias. report.json has both.
-* *Epoch*: the one with the best validation AUC (exact); more under Training.
+* *Epoch*: the one with the best validation AUC (exact); more in the section Training.
 * *mask*: unseen compositions less feasible than τ are hidden. τ is the best of 50 by validation
   AUC, as in the paper; the strong recipe hides at most 5 % of what exists, as far as validation can
   tell. *τ rejected in 2 of 3*: in that many seeds validation is best without a mask. CompCos closed
