@@ -369,8 +369,10 @@ def keep(out, state):
         return "no epoch was finished"
     try:
         save(out, state)
-    except OSError as error:
-        common.say(f"warning: epoch {state['epoch']} is not kept: {error}")
+    except Exception as error:
+        lost = f"epoch {state['epoch']} is not kept: {error}"
+        common.say(f"warning: {lost}")
+        return lost
     return f"{out / 'last.pt'} keeps the last whole epoch, from which --resume goes on"
 
 
