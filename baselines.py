@@ -3,9 +3,9 @@
 
 Each keeps the contract of a model that `train.py` states. A model of your own is one class and one
 line, `baselines.MODELS["mine"] = Mine` (README shows one under "Change it"). It is made as
-`Mine(state_vectors, object_vectors, feature_dim, seen, **its own settings)`: these are its
-keyword-only parameters, each a number or a truth value an option too, and `DEFAULTS["mine"]` gives
-other values than the constructor's for a dataset.
+`Mine(state_vectors, object_vectors, feature_dim, seen, **its own settings)`. These are its
+keyword-only parameters: each has its default there, other ones for a dataset in `DEFAULTS["mine"]`,
+and, if it is a number, an option.
 
 Shapes: B images, F features, S states, O objects, C = S*O compositions, (s, o) at s*O + o, P of
 them in training; D embedding size. TMN: L layers of K modules of width w, n negatives an image.
@@ -15,6 +15,7 @@ replacement.
 
 import argparse
 import inspect
+from pathlib import Path
 
 import common
 
@@ -405,16 +406,13 @@ class TaskLayer(nn.Module):
         self.after = nn.BatchNorm1d(modules * width)
 
     def forward(self, inputs):
-        """(R,K,w) -> (R,K,w); in evaluation (R,K,w,B), B images under each of R compositions."""
-        if not self.training:
-            weight, bias = self.folded()
-            return (weight @ inputs).add_(bias[..., None]).relu_()
+        """(R,K,w) -> (R,K,w)."""
         outputs = self.before(inputs.flatten(1)).view_as(inputs)
         outputs = torch.einsum("kvw,rkw->rkv", self.weight, outputs) + self.bias
-        return self.after(outputs.flatten(1)).view_as(inputs).relu_()
+        return torch.relu(self.after(outputs.flatten(1))).view_as(inputs)
 
     def folded(self):
-        """Weights (K,w,w) and biases (K,w) of the map before the ReLU in evaluation.
+        """Weights (K,w,w) and biases (K,w,1) of the map before the ReLU in evaluation.
 
         Each norm is then x f + g, so that W (x f + g) + b, normalised by f' and g', is
         (f' W f) x + f' (W g + b) + g': one product in place of three passes over many numbers.
@@ -424,7 +422,7 @@ class TaskLayer(nn.Module):
         weight = factor_after[..., None] * self.weight * factor[:, None]
         bias = torch.einsum("kvw,kw->kv", self.weight, summand) + self.bias
         bias = factor_after * bias + summand_after
-        return weight, bias
+        return weight, bias[..., None]
 
 
 def recorded(norm, shape):
@@ -441,10 +439,11 @@ class TMN(Compared):
                  width=16, rank=64, negatives=600, gating_lr=1e-6, fixed_vectors=False):
         super().__init__(state_vectors, object_vectors, train_states=not fixed_vectors,
                          train_objects=not fixed_vectors)
-        sizes = dict(layers=layers, modules=modules, width=width, rank=rank, negatives=negatives)
+        common.check_number("TMN's layers", layers, least=2)
+        sizes = dict(modules=modules, width=width, rank=rank, negatives=negatives)
         for name, value in sizes.items():
             common.check_number(f"TMN's {name}", value, least=1)
-        self.config = dict(sizes, feature_dim=feature_dim, gating_lr=gating_lr,
+        self.config = dict(sizes, feature_dim=feature_dim, layers=layers, gating_lr=gating_lr,
                            fixed_vectors=fixed_vectors)
         self.first = nn.Linear(feature_dim, modules * width)
         self.first_norm = nn.BatchNorm1d(modules * width)
@@ -462,60 +461,78 @@ class TMN(Compared):
 
     def parameter_groups(self, lr):
         """The gating network learns at its own rate."""
-        gating = [*self.gater.parameters(), *self.gater_norm.parameters(), self.gates.weight]
-        chosen = set(gating)
-        rest = [value for value in self.parameters() if value not in chosen]
+        named = dict(self.named_parameters())
+        gating = [value for name, value in named.items() if name.startswith("gate")]
+        rest = [value for name, value in named.items() if not name.startswith("gate")]
         return [dict(params=rest, lr=lr), dict(params=gating, lr=self.config["gating_lr"])]
 
     def gated(self, index):
-        """(R,) compositions -> gates (R,(L-1)K + 1,K): K for each layer after the first, and one
-        for the output."""
+        """(R,) compositions -> gates (R,K,K) of each layer after the first, (R,1,K) of the output.
+        """
         # W1 [e_s; e_o] is a half for each state, and one for each object.
         state, object_ = self.primitives(index)
         of_states, of_objects = self.gater.weight.chunk(2, 1)
         state_half = nnf.linear(self.states, of_states)                           # (S,rank)
         object_half = nnf.linear(self.objects, of_objects)                        # (O,rank)
         hidden = torch.relu(self.gater_norm(state_half[state] + object_half[object_]))
-        return self.gates(hidden).unflatten(1, (-1, self.config["modules"])).softmax(2)
+        size = self.config["modules"]
+        return self.gates(hidden).unflatten(1, (-1, size)).softmax(2).split(size, 1)
 
     def first_layer(self, features, repeats=1):
         """(B,F) -> (B*repeats,K,w), each image in so many rows, as BatchNorm counts them."""
-        inputs = self.first(features).repeat_interleave(repeats, 0)
-        outputs = torch.relu(self.first_norm(inputs))
+        inputs = self.first(features)[:, None].expand(-1, repeats, -1)
+        outputs = torch.relu(self.first_norm(inputs.flatten(0, 1)))
         return outputs.unflatten(1, (self.config["modules"], -1))
-
-    def wired(self, outputs, gates):
-        """Scores (R,) of the first layer's outputs (R,K,w) under gates (R,(L-1)K + 1,K).
-
-        Or, in evaluation, (R,B) of (1,K,w,B): all B images under each of R compositions.
-        """
-        layer_gates = gates[:, :-1].split(self.config["modules"], 1)
-        for layer, gate in zip(self.layers, layer_gates):
-            outputs = layer(torch.einsum("rjk,rkw...->rjw...", gate, outputs))
-        inputs = torch.einsum("rk,rkw...->rw...", gates[:, -1], outputs)
-        inputs = self.last_norm(inputs)
-        return torch.einsum("w,rw...->r...", self.last.weight[0], inputs) + self.last.bias
 
     def loss(self, features, target, negatives=None):
         """Cross-entropy of the truth among itself and its negatives (B,n), drawn if not given."""
         if negatives is None:
             negatives = self.negatives(target, self.config["negatives"])
         index = torch.cat([target[:, None], negatives], 1)                        # (B,1+n)
-        outputs = self.first_layer(features, index.shape[1])                      # (B*(1+n),K,w)
-        scores = self.wired(outputs, self.gated(index.flatten())).view_as(index)
+        *layer_gates, last_gate = self.gated(index.flatten())                     # (R,K,K) each
+        outputs = self.first_layer(features, index.shape[1])                      # (R,K,w)
+        for layer, gate in zip(self.layers, layer_gates):
+            outputs = layer(torch.einsum("rjk,rkw->rjw", gate, outputs))
+        inputs = torch.einsum("rjk,rkw->rjw", last_gate, outputs).squeeze(1)      # (R,w)
+        scores = self.last(self.last_norm(inputs)).view_as(index)
         return nnf.cross_entropy(scores, torch.zeros_like(target))
 
     def compositions(self):
-        """The gates (C,(L-1)K + 1,K) of every composition."""
+        """The gates of every composition, and the layers' maps."""
         count = len(self.states) * len(self.objects)
-        return self.gated(torch.arange(count, device=self.states.device))
+        gates = self.gated(torch.arange(count, device=self.states.device))
+        return gates, [layer.folded() for layer in self.layers]
 
     def score(self, features, compositions):
         """(B,F) -> (B,S,O), in evaluation."""
-        outputs = self.first_layer(features).permute(1, 2, 0)[None]               # (1,K,w,B)
-        at_once = max(1, chunk(outputs) // outputs.numel())                       # compositions
-        scores = [self.wired(outputs, gates) for gates in compositions.split(at_once)]
-        return torch.cat(scores).T.reshape(-1, len(self.states), len(self.objects))
+        numbers = self.config["modules"] * self.first.out_features  # of an image, in score_some
+        scores = []
+        for part in features.split(max(1, chunk(features) // numbers)):
+            scores.append(self.score_some(part, *compositions))
+        return torch.cat(scores).view(-1, len(self.states), len(self.objects))
+
+    def score_some(self, features, gates, maps):
+        """(B,F) -> (B,C): what `loss` computes of a row, here of each image with each composition.
+
+        The rows of R compositions and B images are (R,B), which come last, for long products.
+        """
+        first = self.first_layer(features).permute(1, 2, 0)                       # (K,w,B)
+        # What the second layer makes of each output of the first: its map is linear, so it goes
+        # before the mixture, once for all compositions.
+        weight, bias = maps[0]
+        parts = torch.einsum("jvw,kwb->jkvb", weight, first)
+        at_once = max(1, chunk(first) // first.numel())                           # compositions
+        scores = []
+        for second_gate, *layer_gates, last_gate in zip(*[gate.split(at_once) for gate in gates]):
+            outputs = torch.einsum("rjk,jkvb->rjvb", second_gate, parts)
+            outputs.add_(bias).relu_()                                            # (R,K,w,B)
+            for (weight, layer_bias), gate in zip(maps[1:], layer_gates):
+                inputs = torch.einsum("rjk,rkwb->rjwb", gate, outputs)
+                outputs = (weight @ inputs).add_(layer_bias).relu_()
+            inputs = torch.einsum("rjk,rkwb->rjwb", last_gate, outputs).squeeze(1)
+            inputs = self.last_norm(inputs)                                       # (R,w,B)
+            scores.append(torch.einsum("vw,rwb->rb", self.last.weight, inputs) + self.last.bias)
+        return torch.cat(scores).T
 
 
 # ---- two classifiers apart ----
@@ -610,8 +627,7 @@ def defaults(name):
 
 
 def add_options(parser):
-    """The options of all systems but for the choice of one: also each own setting that is a number
-    or a truth value."""
+    """The options of all systems but for the choice of one, among them their own numbers."""
     experiment.add_options(parser)
     add = parser.add_argument_group("settings of one system").add_argument
     add("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv or best.pt, for the "
@@ -623,12 +639,9 @@ def add_options(parser):
             kinds[setting] = type(default)
             owners.setdefault(setting, []).append(name)
     for setting, kind in kinds.items():
-        option = f"--{setting.replace('_', '-')}"
-        text = f"of {', '.join(owners[setting])}"
-        if kind is bool:
-            add(option, action=argparse.BooleanOptionalAction, help=text)
-        elif kind in (int, float):
-            add(option, type=common.number(kind, least=0), help=text)
+        if kind in (int, float):
+            add(f"--{setting.replace('_', '-')}", type=common.number(kind, least=0),
+                help=f"of {', '.join(owners[setting])}")
 
 
 @common.command
@@ -641,6 +654,8 @@ def main(argv=None):
     add_options(parser)
     options = parser.parse_args(argv)
     check_own_options(options)
+    if options.feasibility:
+        Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))
     prepared.settings["feasibility"] = options.feasibility or "word vectors"
     given = None

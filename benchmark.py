@@ -126,8 +126,7 @@ class Unchunked(compcos.CompCos):
     def loss(self, features, target):
         """Eq. 7 of all scores (B, S, O)."""
         scores = self.score(features, self.compositions())
-        return compcos.compcos_loss(scores, target, scale=self.scale, seen=self.seen,
-                                    margin=self.margins)
+        return compcos.compcos_loss(scores, target, scale=self.scale, **self.competing)
 
 
 class Plain(Unchunked):

@@ -79,9 +79,7 @@ class CompCos(nn.Module):
         checkpoint = experiment.load_best(path, cls.__name__)
         with common.reading(path, "train anew, or restore the file"):
             weights = checkpoint.pop("weights")
-            of_first = "members.0." if "members.0.states" in weights else ""
-            model = build(weights[f"{of_first}states"], weights[f"{of_first}objects"],
-                          checkpoint["config"])
+            model = build(weights["states"], weights["objects"], checkpoint["config"])
             model.load_state_dict(weights)
             allowed_answers(checkpoint)  # looks at what prediction needs
         model.checkpoint = checkpoint
@@ -151,7 +149,7 @@ class CompCos(nn.Module):
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
             scores = (sums * nnf.embedding(place, inverse_length.view(-1, 1))).T      # (B, P)
         if self.config["unit_images"] and not self.training:
-            scores = scores.clamp(-1, 1)  # rounding may lead beyond, see forward
+            scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         return scores
 
     def embed_compositions(self, pairs):
@@ -168,7 +166,7 @@ class CompCos(nn.Module):
     # ---- training ----
 
     def set_training(self, seen, *, world="open", rivals="all", scale=20.0, margin=0.4, warmup=15,
-                     mix="mean", counts=0.0, images=None, word_rate=1.0):
+                     mix="mean", counts=0.0, images=1, word_rate=1.0):
         """Say what training minimises; the model is on its device. seen (S, O) bool. Returns the
         model.
 
@@ -198,8 +196,7 @@ class CompCos(nn.Module):
         self.warmup = common.check_number("warmup", warmup, least=0)
         self.mix = mix
         self.word_rate = common.check_number("word_rate", word_rate, above=0)
-        images = np.ones(shape) if images is None else np.asarray(images)
-        logs = np.log(np.maximum(images, 1))
+        logs = np.log(np.maximum(np.broadcast_to(images, shape), 1))
         logs -= logs[seen.cpu().numpy()].mean()
         logs *= common.check_number("counts", counts, least=0)
         self.counts = torch.as_tensor(logs, dtype=self.states.dtype, device=seen.device)
@@ -304,20 +301,10 @@ class Members(nn.Module):
         self.members = nn.ModuleList(members)
         self.config = members[0].config | dict(members=len(members))
         self.checkpoint = None
+        self.states = members[0].states    # the first member's own
+        self.objects = members[0].objects
 
-    @property
-    def states(self):
-        """(S, V) of the first member."""
-        return self.members[0].states
-
-    @property
-    def objects(self):
-        """(O, V) of the first member."""
-        return self.members[0].objects
-
-    def forward(self, features):
-        """(B, F) -> (B, S, O)."""
-        return self.score(features, self.compositions())
+    forward = CompCos.forward              # (B, F) -> (B, S, O)
 
     def compositions(self):
         """What all images share, of each member."""
@@ -327,7 +314,7 @@ class Members(nn.Module):
         """(B, F) -> (B, S, O), the mean over the members."""
         total = 0
         for member, shared in zip(self.members, compositions):
-            total = total + member.score(features, shared)
+            total += member.score(features, shared)
         return total / len(self.members)
 
     def cosines(self, features, pairs):
@@ -350,7 +337,7 @@ class Members(nn.Module):
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
-        return any([member.after_epoch(epoch) for member in self.members])
+        return [member.after_epoch(epoch) for member in self.members][0]
 
     def parameter_groups(self, lr):
         """Those of all members."""
@@ -374,11 +361,11 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     a 0-dim tensor.
 
     Tensors or arrays: cosines (B, S, O), target (B,) int in s * O + o and seen (S, O) bool; or, of
-    P chosen compositions, cosines (B, P), target (B,) columns and seen (P,). scale = 1 / T > 0.
-    margin, of seen's shape or a number, = α·ρ lowers the cosines of unseen compositions and is
-    ignored where seen; None: only the seen compete. counts, of seen's shape and not in the paper,
-    is added to the logits of the seen: how often each is met in training. ValueError: other shapes
-    or kinds, or an unseen target where only the seen compete.
+    P chosen compositions, cosines (B, P), target (B,) columns and seen (P,). scale = 1 / T > 0, a
+    number or, to be learnt, a 0-dim tensor. margin, of seen's shape or a number, = α·ρ lowers the
+    cosines of unseen compositions and is ignored where seen; None: only the seen compete. counts,
+    of seen's shape and not in the paper, is added to the logits of the seen: how often each is met
+    in training. ValueError: other shapes or kinds, or an unseen target where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -392,7 +379,6 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
     [-0.63, 0.17, 0.46]
     """
-    common.check_number("scale = 1 / T", scale, above=0)
     cosines = train.as_tensor(cosines)
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
@@ -407,7 +393,7 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
                          "(B,), bool (S, O), or (B, P), (B,), (P,); margin and counts as seen")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
     offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
-    logits = torch.add(offset, cosines, alpha=scale).flatten(1)
+    logits = (scale * cosines + offset).flatten(1)
     target = target.long()
     if margin is None:  # the unseen have no logit: an infinite one is more than some losses bear
         seen = seen.flatten()
@@ -602,17 +588,12 @@ def find_images(arguments):
 
 
 def images_and_features(checkpoint, options):
-    """(images, features (N, F)) that --predict and --features name; --skip-broken leaves out images
-    without finite features."""
+    """(images, features (N, F)) of --predict or of the file --features; --skip-broken leaves out
+    images without finite features."""
     if options.features:
-        stored = data.read_features(options.features, options.predict or ())
-        rows = {name: row for row, name in enumerate(stored["files"])}
-        images = options.predict or list(rows)
-        lacking = [image for image in images if image not in rows]
-        if lacking:
-            raise ValueError(f"{options.features} has no features of {common.some(lacking)}; it "
-                             f"names {common.some(rows, 3)}")
-        features = stored["features"][[rows[image] for image in images]].astype(np.float32)
+        stored = data.read_features(options.features)
+        images = stored["files"]
+        features = np.asarray(stored["features"], np.float32)
     else:
         images = find_images(options.predict)
         features = image_features.features_like(checkpoint["settings"], images, options.device,
@@ -628,9 +609,9 @@ def images_and_features(checkpoint, options):
 
 def print_predictions(options):
     """Predict for the command line: print the best compositions of each image, or write --csv."""
-    if not (options.checkpoint and (options.predict or options.features)):
-        raise ValueError("--checkpoint FILE and --predict IMAGE ... (or --features FILE) go "
-                         "together; a run goes on with --resume")
+    if not options.checkpoint or bool(options.predict) == bool(options.features):
+        raise ValueError("to predict give --checkpoint FILE and either --predict IMAGE ... or "
+                         "--features FILE")
     if options.csv:
         common.check_writable(options.csv.parent, "--csv")
     model = CompCos.load(options.checkpoint, options.device)
@@ -695,9 +676,8 @@ def defaults(recipe=None):
     known = PAPER | OF_DATASET["mitstates"]
     table = dict(other=known | FOLDER)
     for name, settings in OF_DATASET.items():
-        unknown = settings.keys() - known.keys()
-        if unknown:
-            raise ValueError(f"OF_DATASET[{name!r}] sets {common.some(unknown)}: expected any of "
+        if settings.keys() - known.keys():
+            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(settings)}: expected any of "
                              f"{', '.join(known)}")
         table[name] = known | settings
     for name in table:
@@ -752,7 +732,7 @@ def main(argv=None):
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a best.pt")
     add("--predict", nargs="+", metavar="IMAGE",
-        help="image files or folders (or, with --features, names there)")
+        help="image files or folders; or give --features FILE")
     add("--csv", type=Path, metavar="FILE", help="write a table instead of printing the answers")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")

@@ -32,7 +32,7 @@ from feasibility import auroc, hard_mask, write_csv
 from train import check_model, chunks, fit, index_pairs, selection, sweep
 
 RUNS = Path("runs")  # where the results go without --out
-RUN_FILES = ("last.pt", "best.pt", "log.csv")  # of one seed; where several are, in seedK/
+RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
 FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
           "epoch_steps")  # the settings that `fit` takes, where a recipe has them
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
@@ -40,7 +40,7 @@ LEAST_SHOWN = 19         # unseen compositions that this needs, as 0.05 (19 + 1)
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
 LEAST_CALIBRATION = 20   # of so many images at least
-WIDEST = 1e4             # how far a temperature may be from the mean deviation of an image's scores
+WIDEST = 100             # times the mean deviation of an image's scores: the greatest temperature
 
 
 # ---- candidates ----
@@ -201,7 +201,7 @@ def fit_temperature(scores, target):
     unit = 1 / scores.std(1, correction=0).mean()
     low = unit / WIDEST
     high = unit * WIDEST
-    for _ in range(20):
+    for _ in range(16):  # to 1.4e-4
         sharpness = (low * high).sqrt()  # b
         expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
         if expected < wanted:
@@ -316,8 +316,7 @@ def experiment(build, prepared):
         check_joined(out, settings)
         common.check_shared(out)
         if common.processes() > len(seeds):
-            common.say(f"note: {common.processes()} processes for "
-                       f"{common.count(len(seeds), 'seed')}: one trains a seed, others wait")
+            common.say("note: each seed is trained by one process, and others wait")
 
         def train(seed):
             return one_seed(build, prepared, seed, folder_of(out, seed, seeds))
@@ -361,11 +360,10 @@ def choose_folder(prepared):
 def check_place(out, seeds, resume):
     """ValueError where the runs of these seeds would replace one in the folder `out`, or mix with
     it."""
-    is_single = any((out / name).exists() for name in RUN_FILES)
-    is_taken = is_single or (out / "metrics.json").exists() or has_seeds(out)
+    is_taken = has_seeds(out) or any((out / name).exists() for name in RUN_FILES)
     if is_taken and not resume:
         raise ValueError(f"{out} holds a run: --resume goes on with it, another --out begins one")
-    if is_single and len(seeds) > 1:
+    if (out / "last.pt").exists() and len(seeds) > 1:
         raise ValueError(f"{out} holds the run of a single seed, which others cannot join: give "
                          "another --out")
 
@@ -529,14 +527,16 @@ def write_best(path, prepared, model, rho, metrics):
     """best.pt: all that prediction needs, without the data."""
     dataset = prepared.dataset
     closed = dataset.candidates("test")
+    name = type(model).__name__
+    if name == "Members":
+        name = "CompCos"
     # of training's features: those of another kind lie far outside
     features = torch.as_tensor(prepared.features["train"])
     std, mean = torch.std_mean(features, 0, correction=0)
     contents = dict(
-        model=type(model).__name__.replace("Members", "CompCos"), config=model.config,
-        weights=model.state_dict(), states=dataset.states, objects=dataset.objects,
-        seen=torch.as_tensor(dataset.seen), closed=torch.as_tensor(closed),
-        named=torch.as_tensor(closed | dataset.candidates("val")),
+        model=name, config=model.config, weights=model.state_dict(), states=dataset.states,
+        objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
+        closed=torch.as_tensor(closed), named=torch.as_tensor(closed | dataset.candidates("val")),
         feasibility=torch.as_tensor(rho), feature_mean=mean, feature_std=std)
     for key in ("settings", "threshold", "bias", "temperature"):
         contents[key] = metrics[key]
@@ -612,12 +612,11 @@ def read_feasibility(path, states, objects):
 COLUMNS = dict(S=("best_seen", "seen"), U=("best_unseen", "unseen"), HM=("best_hm", "hm"),
                AUC=("auc",), Sta=("state_accuracy",), Obj=("object_accuracy",))
 LEGEND = """\
-S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, area under \
-their curve, as the bias on unseen grows; Sta, Obj: accuracy of the state, of the object, at bias 0
-fixed bias: all of the row at the bias that validation chose; ±: sample deviation (n - 1)
-closed: the answers are what training or test shows; open: all; open_masked: seen, or of a \
-feasibility of at least τ
-S is the same in closed and open: it is reached where only the seen are answered"""
+S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, and area under
+their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
+fixed bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
+closed: the answers are what training or the test's list shows. open: all. open_masked: what is
+seen, or of a feasibility of at least τ. S is the same in all: its bias leaves only the seen"""
 
 
 def table(results, title):
@@ -758,10 +757,9 @@ def prepare(options, model, defaults):
         raise FileNotFoundError("; ".join(lacking))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
-    found = image_features.load_features(
+    dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device,
         skip_broken=options.skip_broken, cache=options.cache, fallback=beside)
-    dataset, features, backbone, weights = (*found, None)[:4]  # until features.py is merged
     for note in dataset.notes:
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:

@@ -1,7 +1,7 @@
 """Images to features: torchvision's preprocessing, ResNet-18 in plain PyTorch, a resuming cache.
 
     python features.py utzappos --data-root data    # leaves data/ut-zap50k/features.npz
-    python features.py FOLDER --weights FILE --respect-orientation
+    python features.py FOLDER --weights FILE
     torchrun --standalone --nproc-per-node 2 features.py FOLDER    # each process takes its share
 
 The backbone is frozen, as in the paper: features are computed once and never trained.
@@ -10,16 +10,12 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 
 import argparse
 import copy
-import glob
 import hashlib
 import os
-import re
 import time
-import zlib
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import common
 
@@ -32,25 +28,14 @@ from PIL import Image
 from torch import nn
 
 import data
-import download
+import drawings
 
-# The last 8 digits begin the file's SHA-256.
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
-WEIGHTS_DIGITS = 8
+DIGITS = 8  # that name weights: the first ones of their file's SHA-256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
+PIXELS = "pixels"  # the backbone that is none: small pixels, as of the built-in data
+BATCH = 64  # images that the network takes at a time
 SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
-ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-# Orientation -> what turns a photo upright. PIL.ImageOps.exif_transpose does the same, but also
-# rewrites the tags, and fails where some of them are damaged.
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
 
 
@@ -58,11 +43,10 @@ NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loop
 
 
 def _crop(image):
-    """PIL image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+    """RGB image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
 
     Rounded as torchvision rounds.
     """
-    image = data.rgb(image)
     short, long = sorted(image.size)
     long = int(256 * long / short)
     if image.width <= image.height:
@@ -72,12 +56,7 @@ def _crop(image):
     image = image.resize(size, Image.Resampling.BILINEAR)
     left = round((image.width - 224) / 2)
     top = round((image.height - 224) / 2)
-    return np.array(image.crop((left, top, left + 224, top + 224)))
-
-
-def _thumbnail(image):
-    """PIL image -> (16,16,3) uint8, each pixel the mean colour of its area."""
-    return np.array(data.rgb(image).resize((16, 16), Image.Resampling.BOX))
+    return torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224))))
 
 
 def _normalise(crops):
@@ -95,25 +74,10 @@ def preprocess(image):
     """PIL image -> (3,224,224) float32: torchvision's Resize(256), CenterCrop(224), Normalize.
 
     Any mode becomes RGB by PIL's `convert` (16-bit greys by their upper 8 bits, floats in [0, 1]
-    times 255). Orientation tags are ignored, as in published features: apply
-    `PIL.ImageOps.exif_transpose` first if they should count.
+    times 255). Orientation tags are ignored, as in published features: open photos by
+    `data.open_photo` if they should count.
     """
-    return _normalise(torch.from_numpy(_crop(image))[None])[0].contiguous()
-
-
-def pixels(image):
-    """PIL image -> (768,) float32: its 16 x 16 RGB thumbnail, of mean 0 and deviation 1.
-
-    The feature of the built-in dataset.
-    """
-    return _standardise(torch.from_numpy(_thumbnail(image))[None])[0].numpy()
-
-
-def _standardise(crops):
-    """(B,16,16,3) uint8 -> (B,768) float32, each row of mean 0, deviation 1 (plain images: 0)."""
-    rows = crops.flatten(1).float()
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred / rows.std(1, keepdim=True, correction=0).clamp_min(1)
+    return _normalise(_crop(data.rgb(image))[None])[0].contiguous()
 
 
 # ---- ResNet-18 -----------------------------------------------------------------------------------
@@ -126,7 +90,6 @@ class _Block(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = None
@@ -135,11 +98,11 @@ class _Block(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, x):
-        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn1(self.conv1(x)).relu()
         y = self.bn2(self.conv2(y))
         if self.downsample is not None:
             x = self.downsample(x)
-        return self.relu(y + x)
+        return (y + x).relu()
 
 
 def resnet18():
@@ -163,31 +126,11 @@ def resnet18():
         flatten=nn.Flatten()))
 
 
-def _weights_digits():
-    """The first digits of the published file's SHA-256, from its name."""
-    return Path(WEIGHTS_URL).stem[-WEIGHTS_DIGITS:]
-
-
-def _digits_of(path):
-    """The first digits of a file's SHA-256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:WEIGHTS_DIGITS]
-
-
-def _weights_file(weights=None):
-    """The file given, else where torch hub keeps the published one (it may not be there yet)."""
-    if not weights:
-        return Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2])
-    if not Path(weights).is_file():
-        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, "
-                                "or none for torch hub's")
-    return Path(weights)
-
-
 def unwrap(stored):
     """The dict of parameters in what a training loop saved.
 
     It may be nested under `state_dict`, `model_state_dict`, `model` or `net`, and its names may
-    begin with `module.` (data parallel) or `backbone.` (then other parts, a head, are left out).
+    begin with `module.` (data parallel) or `backbone.`; then other parts, a head, are left out.
     ValueError: it is no dict of parameters.
 
     >>> unwrap({"epoch": 3, "net": {"module.conv1.weight": 0}})
@@ -195,20 +138,27 @@ def unwrap(stored):
     >>> unwrap({"backbone.bn1.bias": 1, "head.bias": 2})
     {'bn1.bias': 1}
     """
-    if torch.is_tensor(stored):
-        raise ValueError(f"one tensor {tuple(stored.shape)}, expected a dict of parameters by name")
     if not isinstance(stored, dict):
         raise ValueError(f"a {type(stored).__name__}, expected a dict of parameters by name")
     for name in NESTED:
         if isinstance(stored.get(name), dict):
             return unwrap(stored[name])
-    names = [name for name in stored if isinstance(name, str)]
-    if names and all(name.startswith("module.") for name in names):
-        return unwrap({name.removeprefix("module."): stored[name] for name in names})
-    inside = [name for name in names if name.startswith("backbone.")]
-    if inside:
-        return unwrap({name.removeprefix("backbone."): stored[name] for name in inside})
+    for prefix in ("module.", "backbone."):
+        inside = {name.removeprefix(prefix): value for name, value in stored.items()
+                  if str(name).startswith(prefix)}
+        if inside:
+            return unwrap(inside)
     return stored
+
+
+def _weights_file(weights):
+    """The file given, else where torch hub keeps the published one (it may not be there yet)."""
+    if weights is None:
+        return Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2])
+    if not Path(weights).is_file():
+        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, "
+                                "or none for torch hub's")
+    return Path(weights)
 
 
 def load_backbone(weights=None):
@@ -219,35 +169,21 @@ def load_backbone(weights=None):
     file or the download fails, ValueError if the file holds something else.
     """
     path = _weights_file(weights)
-    if weights is None and not path.exists():
-        _download_weights(path)
-    stored = data.load_tensors(path)
+    if not path.exists():
+        try:
+            torch.hub.load_state_dict_from_url(WEIGHTS_URL, map_location="cpu", check_hash=True,
+                                               weights_only=True)
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"cannot download ResNet-18's weights ({common.reason(error)}): fetch "
+                          f"{WEIGHTS_URL} elsewhere and put it at {path}, or name the file by "
+                          "--weights FILE; training needs no weights with --features FILE"
+                          ) from error
     model = resnet18()
-    try:
-        parameters = unwrap(stored)
-        parameters = {name: value for name, value in parameters.items()
-                      if not str(name).startswith("fc.")}
-        model.load_state_dict(parameters)
-    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not the parameters of a ResNet-18 under torchvision's names "
-                         f"({' '.join(str(error).split())[:300]})") from error
+    with common.reading(path, "expected the parameters of a ResNet-18 under torchvision's names"):
+        parameters = unwrap(data.load_tensors(path))
+        model.load_state_dict({name: value for name, value in parameters.items()
+                               if not name.startswith("fc.")})
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
-
-
-def _download_weights(path):
-    """Fetch the published weights; OSError says where else to get them and where to put them."""
-    unchecked = path.with_name(f"{path.name}.unchecked")
-    try:
-        download.fetch(WEIGHTS_URL, unchecked, starts=data.SAVED_STARTS, tries=2)
-        digits = _digits_of(unchecked)
-        if digits != _weights_digits():
-            unchecked.unlink()
-            raise ValueError(f"its hash begins {digits}, expected {_weights_digits()}")
-        os.replace(unchecked, path)
-    except (OSError, ValueError) as error:
-        raise OSError(f"cannot download ResNet-18's weights ({error}): fetch {WEIGHTS_URL} "
-                      f"elsewhere and put it at {path}, or name the file by --weights FILE; "
-                      "training needs no weights with --features FILE") from error
 
 
 def pick_device(name="auto"):
@@ -255,110 +191,39 @@ def pick_device(name="auto"):
 
     Under torchrun "auto" and "cuda" are the process's own GPU. ValueError: it is not there.
     """
-    there = {"cuda": torch.cuda.is_available(),
-             "mps": torch.backends.mps.is_available(),
-             "cpu": True}
     if name == "auto":
-        name = next(kind for kind in there if there[kind])
-    kind, _, number = str(name).partition(":")
-    if kind not in there or number and not number.isdigit():
-        raise ValueError(f"no such device: {name!r}; choose auto, cpu, cuda or mps")
-    if not there[kind] or kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(f"PyTorch {torch.__version__} finds no device {name!r} on this machine; "
-                         "choose auto or cpu")
-    if kind == "cuda" and not number and "LOCAL_RANK" in os.environ:
-        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(own)  # of streams, graphs and messages between processes, too
-        return own
-    return torch.device(name)
-
-
-# ---- reading images ------------------------------------------------------------------------------
-
-
-class _Photo(NamedTuple):
-    """What reading an image file told."""
-
-    problem: str | None     # why it cannot be read
-    digest: str = ""        # equal for files of equal bytes
-    is_turned: bool = False  # an orientation tag says that it is not stored upright
-    pixels: torch.Tensor | None = None  # of own preprocessing; ours goes into the batch at once
-
-
-def _orientation(image):
-    """An image's EXIF tag of orientation; 1, upright, where there is none that can be read."""
+        name = "cpu"
+        if torch.backends.mps.is_available():
+            name = "mps"
+        if torch.cuda.is_available():
+            name = "cuda"
     try:
-        return image.getexif().get(ORIENTATION, 1)
-    except Exception:  # of damaged tags all sorts; the picture beside them may be whole
-        return 1
-
-
-def _decode(path, shrink, upright, limit=None, row=None):
-    """Read an image file, and let `shrink` make pixels of the PIL image: _Photo.
-
-    row: an array that takes the pixels; None: _Photo has them.
-    limit: the most pixels of an image as it is, or with its short side brought to 256.
-    """
-    found = {}
-
-    def read(image, content):
-        found["digest"] = hashlib.blake2b(content, digest_size=8).hexdigest()
-        orientation = _orientation(image)
-        found["is_turned"] = orientation in TURNS
-        if upright and orientation in TURNS:
-            image = image.transpose(TURNS[orientation])
-        pixels = shrink(image)
-        if row is None:
-            found["pixels"] = pixels
-        else:
-            row[:] = pixels
-
-    problem = data.no_photo(path, read, limit)
-    return _Photo(problem, **found)
+        if name == "cuda" and "LOCAL_RANK" in os.environ:
+            name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+            torch.cuda.set_device(name)  # of streams and graphs, too
+        torch.zeros(1, device=name)
+    except Exception as error:  # of PyTorch all sorts, by kind of device and of its build
+        raise ValueError(f"no device {name!r} on this machine ({common.reason(error)}); "
+                         "choose auto, cpu, cuda or mps") from None
+    return torch.device(name)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
 
 
 def _recipe(backbone, own_preprocess, device):
-    """How images become features: (PIL image -> pixels, their shape, batch of pixels -> (B, F)).
+    """How images become features: (RGB image -> tensor, batch of these tensors -> (B, F)).
 
-    Pixels are arrays of uint8, or the tensors of own_preprocess, of a shape that it alone knows:
-    None. backbone: a module, which stays where and as it is, any callable, or "pixels".
+    backbone: a module, which stays where and as it is, any callable, or PIXELS.
     """
+    if backbone == PIXELS:
+        return lambda image: torch.from_numpy(drawings.feature(image)), lambda batch: batch
     if isinstance(backbone, nn.Module):
         backbone = copy.deepcopy(backbone).to(device).eval()
     if own_preprocess is not None:
-
-        def shrink(image):
-            tensor = own_preprocess(data.rgb(image))
-            if not torch.is_tensor(tensor):
-                raise ValueError(f"preprocess makes a {type(tensor).__name__}, expected a tensor")
-            return tensor
-
-        return shrink, None, backbone
-    if isinstance(backbone, str):
-        if backbone != "pixels":
-            raise ValueError(f"backbone {backbone!r}: expected a module, a callable or 'pixels'")
-        return _thumbnail, (16, 16, 3), _standardise
-    return _crop, (224, 224, 3), lambda crops: backbone(_normalise(crops))
-
-
-def _stack(tensors):
-    """Tensors of one shape as one tensor (B, ...)."""
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise ValueError("preprocess makes tensors of several shapes, expected one: "
-                         f"{data.some(sorted(shapes))}")
-    return torch.stack(tensors)
-
-
-def _cores():
-    """How many processor cores this process may use: its share, where torchrun started several."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        return own_preprocess, backbone
+    # Bytes go to a GPU, a quarter of what floats would be.
+    return _crop, lambda crops: backbone(_normalise(crops))
 
 
 def _behind(items, count):
@@ -372,115 +237,88 @@ def _behind(items, count):
     yield from begun
 
 
-def _launch(network, device, names, batch, answers):
-    """Wait for the decoding of a batch (B, ...) and start the network on it. Without a batch, the
-    photos have their pixels.
-
-    Returns {name: _Photo}, the features (G, F) of the G images that could be read, on the CPU once
-    an event of CUDA has happened, and that event or None.
-    """
-    photos = {name: answer.result() for name, answer in zip(names, answers)}
-    good = [name for name in names if photos[name].problem is None]
-    if not good:
-        return photos, torch.zeros(0, 0), None
-    gpu = device.type == "cuda"
-    if batch is None:
-        batch = _stack([photos[name].pixels for name in good])
-    elif len(good) < len(names):
-        batch = batch[[photos[name].problem is None for name in names]]
+def _run(network, device, pixels):
+    """Features (B,F) float32, an array, of B tensors that the network takes as a batch."""
+    batch = torch.stack(pixels).to(device)
     # The same numbers each time, and those of the CPU as far as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exact:
-        features = network(batch.to(device, non_blocking=gpu))
-        if not torch.is_tensor(features) or features.ndim != 2 or len(features) != len(good):
-            shape = tuple(features.shape) if torch.is_tensor(features) else type(features).__name__
-            raise ValueError(f"the backbone makes {shape} of {data.count(len(good), 'image')}, "
-                             "not (B, F)")
-        features = features.float().to("cpu", non_blocking=gpu)
-    copied = torch.cuda.current_stream(device).record_event() if gpu else None
-    return photos, features, copied
+        features = network(batch)
+    if features.ndim != 2 or len(features) != len(batch):
+        raise ValueError(f"the backbone makes {tuple(features.shape)} of {len(batch)} images, "
+                         "expected (B, F)")
+    return features.float().cpu().numpy()
 
 
-def _batches(files, backbone, device, batch_size, upright, limit=None, own_preprocess=None,
-             progress=None, count_broken=None):
-    """Of images {name: path}, yield batch by batch {name: feature (F,) float32}, {name: _Photo}.
+def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
+    """Of images {name: path}, yield {name: feature (F,) float32} and {name: why it cannot be read},
+    batch by batch.
 
-    progress, count_broken (of `common.tally`): of all processes; by default of these images alone.
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
-    decodes and resizes), and features are fetched when the next batch is under way, so that a GPU
-    need not wait for Python.
+    decodes and resizes), so that the network seldom waits.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}: expected 1 or more")
-    data.register_plugins()
+    common.check_number("batch_size", batch_size, least=1)
     device = pick_device(device)
-    shrink, shape, network = _recipe(backbone, own_preprocess, device)
-    names = list(files)
-    if progress is None:
-        progress = common.Progress("extracting", len(names), "images")
-        count_broken = common.tally(together=False)
-    workers = min(_cores(), data.DECODERS)
-    pool = ThreadPoolExecutor(workers)
+    prepare, network = _recipe(backbone, own_preprocess, device)
+    pool = ThreadPoolExecutor(data.DECODERS)
+    names = list(paths)
+
+    def decode(path):
+        return prepare(data.open_photo(path, upright))
 
     def begin(first):
         chosen = names[first:first + batch_size]
-        batch = None
-        rows = [None] * len(chosen)
-        if shape is not None:
-            # Each thread fills its row: to put them together afterwards would make a GPU wait.
-            batch = torch.empty((len(chosen), *shape), dtype=torch.uint8,
-                                pin_memory=device.type == "cuda")
-            rows = batch.numpy()
-        answers = []
-        for name, row in zip(chosen, rows):
-            answers.append(pool.submit(_decode, files[name], shrink, upright, limit, row))
-        return chosen, batch, answers
+        return {name: pool.submit(decode, paths[name]) for name in chosen}
 
-    decoded = _behind(map(begin, range(0, len(names), batch_size)), 2 + 2 * workers // batch_size)
-    launched = _behind((_launch(network, device, *batch) for batch in decoded), 1)
+    begun = map(begin, range(0, len(names), batch_size))
     try:
-        with progress:
-            for photos, features, copied in launched:
-                if copied:
-                    copied.synchronize()
-                good = [name for name, photo in photos.items() if photo.problem is None]
-                yield dict(zip(good, features.numpy())), photos
-                broken = count_broken(len(photos) - len(good))
-                progress.update(len(photos), _note(broken))
-    finally:
+        with common.Progress("extracting", len(names), "images") as progress:
+            for answers in _behind(begun, 2 + 2 * data.DECODERS // batch_size):
+                pixels = {}
+                broken = {}
+                for name, answer in answers.items():
+                    try:
+                        pixels[name] = answer.result()
+                    except ValueError as error:
+                        broken[name] = str(error)
+                features = []
+                if pixels:
+                    features = _run(network, device, list(pixels.values()))
+                yield dict(zip(pixels, features)), broken
+                progress.update(len(answers))
+    finally:  # Ctrl-C does not wait for the rest
         pool.shutdown(cancel_futures=True)
 
 
-def _note(broken):
-    """What stands beside the progress."""
-    return f"{broken:,} cannot be read" if broken else ""
-
-
 def _check(broken, total, skip, where=""):
-    """ValueError naming the images {name: why} of `total` without features, unless skipped."""
-    if broken and (not skip or len(broken) == total):
+    """[a note] on the images {name: why} of `total` without features, [] if all have them.
+
+    ValueError names them unless they are skipped.
+    """
+    if not broken:
+        return []
+    reasons = data.with_reasons(broken, 20)
+    if not skip or len(broken) == total:
         raise ValueError(f"{where}no features of {len(broken):,} of "
-                         f"{data.count(total, 'image')}: {data.some_with_reasons(broken, 20)}; "
-                         "mend them, or leave them out by --skip-broken")
+                         f"{common.count(total, 'image')}: {reasons}; mend them, or leave them "
+                         "out by --skip-broken")
+    return [f"{common.count(len(broken), 'image')} left out: {reasons}"]
 
 
-def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orientation=False,
-            skip_broken=False, preprocess=None, max_pixels=None):
-    """Image files, or one, -> (N,F) float32 features.
+def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess=None, upright=True,
+            skip_broken=False):
+    """Image files -> (N,F) float32 features.
 
     backbone: None, ResNet-18 with its published weights; a module or any callable, (B,3,224,224)
-    float32 on the device, as `preprocess` makes them, -> (B,F); or "pixels".
+    float32 on the device, as `preprocess` makes them, -> (B,F); or "pixels": 16 x 16 of them.
     preprocess: any function from a PIL image (RGB) to a tensor, as torchvision, timm and open_clip
     hand out; the backbone then gets a batch of these.
-    respect_orientation: turn photos upright first by their EXIF tag.
+    upright: turn photos by their EXIF tag.
     skip_broken: rows of unreadable files are NaN; otherwise one ValueError names them all.
-    max_pixels: the largest photo that is read (default 179 million pixels).
 
     To train on features of your own backbone, save
     `np.savez(FILE, files=names, features=extract(paths, backbone=...))` and pass `--features FILE`.
     """
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
     paths = list(paths)
     if not paths:
         raise ValueError("no images to extract features of: expected a list of one path or more")
@@ -488,452 +326,241 @@ def extract(paths, *, backbone=None, device="auto", batch_size=64, respect_orien
         backbone = load_backbone()
     rows = {}
     broken = {}
-    with data.pixel_limit(max_pixels) as limit:
-        for features, photos in _batches(dict(enumerate(paths)), backbone, device, batch_size,
-                                         respect_orientation, limit, preprocess):
-            rows.update(features)
-            for row, photo in photos.items():
-                if photo.problem is not None:
-                    broken[paths[row]] = photo.problem
+    numbered = dict(enumerate(paths))
+    for features, problems in _batches(numbered, backbone, device, upright, batch_size, preprocess):
+        rows.update(features)
+        broken.update({paths[row]: why for row, why in problems.items()})
     _check(broken, len(paths), skip_broken)
     nan = np.full_like(next(iter(rows.values())), np.nan)
-    return np.stack([rows.get(row, nan) for row in range(len(paths))])
+    return np.stack([rows.get(row, nan) for row in numbered])
+
+
+def features_like(settings, paths, device="auto", weights=None, skip_broken=False):
+    """Features (N,F) of image files, made as those that a run's settings tell of.
+
+    settings: a dict with `backbone`, in words, and `weights`, their file; weights: where that is
+    now, if it has moved. skip_broken: as of `extract`. ValueError: other weights than the run's,
+    or features that nothing here makes.
+    """
+    backbone = settings["backbone"]
+    upright = "upright" in backbone
+    kind = PIXELS if backbone.startswith(drawings.FEATURE) else None
+    weights = weights or settings.get("weights")
+    # Compared first: what has other weights need not be loaded, let alone fetched.
+    available = describe(kind, weights, upright)
+    if not backbone.startswith(available):
+        raise ValueError(f"the model was trained on {backbone}; of photos {available} can be made: "
+                         "give the --weights FILE whose SHA-256 begins as there, or features of "
+                         "the same kind (--features FILE; to predict() an array)")
+    return extract(paths, backbone=kind or load_backbone(weights), device=device,
+                   upright=upright, skip_broken=skip_broken)
 
 
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def describe(weights, upright):
+def describe(kind, weights, upright):
     """What cached features depend on, in words: backbone, weights, preprocessing.
 
-    The weights by 8 digits of their SHA-256.
+    kind: None, those of ResNet-18, or PIXELS. The weights by the first digits of their SHA-256,
+    which the published file has in its name.
     """
-    path = _weights_file(weights)
-    digits = _weights_digits()
-    if weights is not None or path.exists():
-        digits = _digits_of(path)
-    turned = ", upright" if upright else ""
-    return f"ResNet-18 (weights {digits}), 224 of 256 pixels{turned}"
+    if kind == PIXELS:
+        words = drawings.FEATURE
+    else:
+        path = _weights_file(weights)
+        digits = path.stem[-DIGITS:]
+        if path.exists():
+            digits = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+        words = f"ResNet-18 (weights {digits}), 224 of 256 pixels"
+    if upright:
+        words += ", upright"
+    return words
 
 
-class _Row(NamedTuple):
-    """What a cache holds of an image."""
-
-    feature: np.ndarray     # (F,)
-    stamp: tuple            # size and time of change of the file, by which a new one is noticed
-    is_turned: bool         # its orientation tag says that it is not stored upright
-    digest: str             # equal for files of equal bytes; empty in caches of earlier versions
+def _places(dataset, kind, cache, fallback):
+    """Where a dataset's cache of a kind may lie: in its folder, and elsewhere."""
+    name = f"{kind or 'features'}.npz"
+    elsewhere = [Path(folder, f"{dataset.name}-{name}") for folder in (cache, fallback) if folder]
+    return [dataset.folder / name, *elsewhere]
 
 
-class _Cache(NamedTuple):
-    """What a file of cached features holds."""
-
-    path: Path
-    key: str                # of `describe`
-    weights: str            # the file that was named by --weights, or ""
-    rows: dict[str, _Row]
-
-
-def _read_cache(path):
-    """The cache in a file: _Cache. ValueError names a damaged file."""
+def _writable_place(dataset, kind, cache, fallback):
+    """(where the cache is to be written, a note if that was not asked for). OSError: nowhere."""
+    own, *elsewhere = _places(dataset, kind, cache, fallback)
     try:
+        common.check_writable(cache or dataset.folder, "--cache DIR")
+    except OSError:
+        if cache is not None or fallback is None:
+            raise
+        note = f"{dataset.folder} cannot be written: features are cached in {elsewhere[0]}"
+        return elsewhere[0], [note]
+    return own if cache is None else elsewhere[0], []
+
+
+def _read_cache(path, key):
+    """{name: (feature, stamp)} of a cache with this key; {} of another file, or none.
+
+    ValueError: it is damaged.
+    """
+    if not path.exists():
+        return {}
+    with common.reading(path, "a cache may be removed, it is then made again"):
         stored = data.read_features(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; a cache may be removed, it is then made again") from error
-    count = len(stored["files"])
-    turned = stored.get("turned", np.zeros(count, bool)).tolist()
-    digests = stored.get("digests", np.full(count, "")).tolist()
-    stamps = [tuple(stamp) for stamp in np.asarray(stored["stamps"]).tolist()]
-    rows = {}
-    for name, *row in zip(stored["files"], stored["features"], stamps, turned, digests):
-        rows[name] = _Row(*row)
-    return _Cache(path, str(stored.get("key")), str(stored.get("weights", "")), rows)
+        if "stamps" not in stored or str(stored["key"]) != key:
+            return {}
+        stamps = map(tuple, stored["stamps"].tolist())
+        return dict(zip(stored["files"], zip(stored["features"], stamps)))
 
 
-def _write_cache(cache):
-    """Write a file of cached features, whole or not at all."""
-    rows = cache.rows.values()
-    features = np.stack([row.feature for row in rows])
-    with common.writing(cache.path, "wb") as file:
-        np.savez(file, files=list(cache.rows), features=features, key=cache.key,
-                 weights=cache.weights, stamps=[row.stamp for row in rows],
-                 turned=[row.is_turned for row in rows], digests=[row.digest for row in rows])
+def _write_cache(path, key, rows):
+    """Write a cache, whole or not at all; of two commands at once the last one's stays. Of several
+    processes the first one writes."""
+    if common.rank() > 0 or not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    features, stamps = zip(*rows.values())
+    with common.writing(path, "wb", shared=True) as file:
+        np.savez(file, files=list(rows), features=np.stack(features), stamps=stamps, key=key)
 
 
-def _partial(path, rank):
-    """Where a process keeps what it has of an unfinished extraction."""
-    number = f"-{rank}" if rank > 0 else ""
-    return path.with_name(f"{path.stem}.partial{number}.npz")
+def _known_rows(dataset, kind, key, cache, fallback, skip_broken):
+    """What caches hold of files that are as they were, {name: (feature, stamp)}, and {name: stamp}
+    of the other files; a stamp is the size and the time of change.
 
-
-def _partials(path):
-    """The files that unfinished extractions left beside a cache."""
-    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.partial*.npz"))
-
-
-def _cache_places(dataset, cache, fallback):
-    """Where a dataset's cache may lie, the preferred place first."""
-    places = [dataset.folder / "features.npz"]
-    if fallback is not None:
-        places.append(Path(fallback, f"{dataset.name}-features.npz"))
-    if cache is not None:
-        places.insert(0, Path(cache, f"{dataset.name}-features.npz"))
-    return places
-
-
-def _writable_place(dataset, cache, fallback):
-    """(where the cache is to be written, a note if that was not asked for), found by trying.
-
-    OSError: nowhere.
+    FileNotFoundError: images that are not there, unless they are skipped.
     """
-    places = _cache_places(dataset, cache, fallback)
-    if cache is not None:
-        places = places[:1]
-    for place in places:
-        try:
-            common.check_writable(place.parent, "--cache DIR")
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            problem = error
-            continue
-        if place == places[0]:
-            return place, []
-        return place, [f"{dataset.folder} cannot be written: features are cached in {place}"]
-    raise problem
-
-
-def _rows_of(caches, key, stamps):
-    """{name: _Row} of the caches with this key, without images that are gone or changed since."""
+    stamps = {}
+    for name in dataset.every_image:
+        path = dataset.path(name)
+        if path.exists():
+            stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
+    problem = data.missing_photos(dataset)
+    if problem and not (skip_broken and stamps):
+        raise FileNotFoundError(f"{problem}; put them there, or give --features FILE")
     rows = {}
-    for cache in caches:
-        if cache.key != key:
-            continue
-        for name, row in cache.rows.items():
-            if stamps.get(name) == row.stamp:
+    for place in _places(dataset, kind, cache, fallback):
+        for name, row in _read_cache(place, key).items():
+            if stamps.get(name) == row[1]:
                 rows[name] = row
-    return rows
+    return rows, {name: stamp for name, stamp in stamps.items() if name not in rows}
 
 
-def _without_weights(key):
-    """A key without the digits of its weights."""
-    return re.sub(r"weights \w+", "weights", key)
+def _make(dataset, kind, weights, device, cache, fallback, skip_broken):
+    """Extract what a dataset's caches lack. Several processes each take a share.
 
-
-def _choose_weights(weights, upright, caches, stamps):
-    """(weights file or None, key, {name: _Row} of that key): whose features to use.
-
-    With no weights named, those of any weights' cache are good, if it is whole or its weights
-    file is still there.
+    Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
     """
-    if weights is not None:
-        key = describe(weights, upright)
-        return weights, key, _rows_of(caches, key, stamps)
-    own_key = describe(None, upright)
-    for cache in caches:
-        if _without_weights(cache.key) != _without_weights(own_key):
-            continue
-        rows = _rows_of(caches, cache.key, stamps)
-        if all(name in rows for name in stamps):
-            return None, cache.key, rows
-        if cache.weights and Path(cache.weights).is_file():
-            if describe(cache.weights, upright) == cache.key:
-                return Path(cache.weights), cache.key, rows
-    return None, own_key, _rows_of(caches, own_key, stamps)
-
-
-def _refresh(dataset, names, *, weights, device, batch_size, upright, cache, fallback, max_pixels):
-    """Extract what a dataset's caches lack, or have with another key or of an older image.
-
-    Goes on where a kill left it. Returns {name: _Row}, {name: why it cannot be read}, the key,
-    and notes.
-    """
-    files = {name: dataset.path(name) for name in names}
-    stamps = {name: data.stamp(path) for name, path in files.items()}
-    rank = common.rank()
-    caches = _found_caches(dataset, cache, fallback)
-    weights, key, rows = _choose_weights(weights, upright, caches, stamps)
-    todo = [name for name in names if name not in rows]
-    _check_shared(dataset, todo)
-    if not todo and not any(".partial" in part.path.name for part in caches):
-        return rows, {}, key, []
-
-    path, notes = _writable_place(dataset, cache, fallback)
-    whole = _Cache(path, key, str(Path(weights).resolve()) if weights else "", rows)
-    common.check_shared(path.parent)
-    share = {name: files[name] for name in todo[rank::common.processes()]}
-    # Each process keeps what all knew before, too: its file may replace the only one that had it.
-    mine = whole._replace(path=_partial(path, rank), rows=dict(rows))
+    key = describe(kind, weights, dataset.upright)
+    known = _known_rows(dataset, kind, key, cache, fallback, skip_broken)
+    rows, todo = common.gather(known)[0]  # what the first process lacks is what all make
     broken = {}
+    notes = []
     if todo:
-        backbone = _load_in_turn(weights)
-        progress = common.Progress("extracting", len(todo), "images", together=True)
-        count_broken = common.tally()
-        with data.pixel_limit(max_pixels) as limit:
-            batches = _batches(share, backbone, device, batch_size, upright, limit,
-                               progress=progress, count_broken=count_broken)
-            broken = _fill(mine, batches, stamps)
-        common.show_until(progress, progress.add, len(todo), lambda: _note(count_broken(0)))
-    for others in common.gather(broken):
-        broken = broken | others
-    if rank == 0:
-        parts = [_read_cache(part) for part in _partials(path)]
-        rows = rows | _rows_of(parts, key, stamps) | mine.rows
-        if rows:
-            _write_cache(whole._replace(rows=rows))
-        for part in _partials(path):
-            part.unlink(missing_ok=True)
-    common.gather("the cache is whole")
-    if rank > 0 and path.exists():
-        rows = _rows_of([_read_cache(path)], key, stamps)
-    return rows, broken, key, notes
-
-
-def _found_caches(dataset, cache, fallback):
-    """The caches, whole or in part, that lie where a dataset's may be."""
-    caches = []
-    for place in dict.fromkeys(_cache_places(dataset, cache, fallback)):
-        if data.is_cache(place):
-            caches.append(_read_cache(place))
-        caches += [_read_cache(part) for part in _partials(place)]
-    return caches
-
-
-def _load_in_turn(weights):
-    """`load_backbone`; of several processes the first one alone downloads the weights."""
-    if common.rank() > 0:
-        common.gather("the weights are there")
-    backbone = load_backbone(weights)
-    if common.rank() == 0:
-        common.gather("the weights are there")
-    return backbone
-
-
-def _fill(cache, batches, stamps):
-    """Add what batches bring to the cache's rows, saving it now and then and whatever happens.
-
-    Returns {name: why it cannot be read}.
-    """
-    broken = {}
-    known = len(cache.rows)
-    saved = time.monotonic()
-    try:
-        for features, photos in batches:
-            for name, photo in photos.items():
-                if photo.problem is not None:
-                    broken[name] = photo.problem
-                    continue
-                cache.rows[name] = _Row(features[name], stamps[name], photo.is_turned, photo.digest)
-            if time.monotonic() - saved > SAVE_EVERY and len(cache.rows) > known:
-                _write_cache(cache)
+        place, notes = _writable_place(dataset, kind, cache, fallback)
+        backbone = kind or load_backbone(weights)
+        share = list(todo)[common.rank()::common.processes()]
+        paths = {name: dataset.path(name) for name in share}
+        batches = _batches(paths, backbone, device, dataset.upright, BATCH)
+        saved = time.monotonic()
+        # In each round every process has a batch, or none left.
+        for _ in range(0, len(todo), BATCH * common.processes()):
+            for features, problems in common.gather(next(batches, ({}, {}))):
+                rows.update({name: (features[name], todo[name]) for name in features})
+                broken.update(problems)
+            if time.monotonic() - saved > SAVE_EVERY:
+                _write_cache(place, key, rows)
                 saved = time.monotonic()
-    finally:  # of an interrupted extraction too
-        if len(cache.rows) > known:
-            with common.signals_held():
-                _write_cache(cache)
-    return broken
-
-
-def _check_shared(dataset, todo):
-    """OSError unless all processes see the same images and caches."""
-    sums = common.gather((len(todo), zlib.crc32("\n".join(todo).encode())))
-    if len(set(sums)) > 1:
-        counts = [f"{count:,}" for count, _ in sums]
-        raise OSError(f"{dataset.folder}: the processes lack features of {', '.join(counts)} "
-                      "images, by rank; expected the same ones: data and cache need a folder that "
-                      "all of them share")
+        _write_cache(place, key, rows)
+    return {name: feature for name, (feature, _) in rows.items()}, broken, key, notes
 
 
 # ---- features of a dataset -----------------------------------------------------------------------
 
 
-def load_features(dataset, *, file=None, weights=None, device="auto", batch_size=64,
-                  respect_orientation=False, skip_broken=False, cache=None, fallback=None,
-                  max_pixels=None):
-    """Features of a dataset's images: (dataset, {phase: (N,F) float32}, what they are, for people).
+def load_features(dataset, *, file=None, weights=None, device="auto", skip_broken=False, cache=None,
+                  fallback=None):
+    """(dataset, {phase: (N,F) float32}, what they are in words, the weights file or None).
 
-    From `file` (.npz with `files` and `features` in any order, or the same by torch.save), else
-    from features.npz or resnet18_featurers.t7 in the folder, else extracted with ResNet-18 and
-    `weights` (see `load_backbone`) and cached in features.npz. Such a cache is brought up to date
-    when images were added, changed or removed, or when weights or preprocessing are others; any
-    other features.npz is taken as it is.
+    file: .npz with `files` and `features` in any order, or the same by torch.save; "pixels": 16 x
+    16 of them, made here. None: features.npz or resnet18_featurers.t7 in the dataset's folder,
+    else ResNet-18's with `weights` (see `load_backbone`). What is made here is cached, in
+    features.npz or pixels.npz, and made anew where images or weights are others than before.
 
     cache: another folder for the cache. fallback: the folder for it if the dataset's cannot be
     written, which a note says; without it that is an OSError, before the extraction.
     skip_broken: the dataset comes back without the images that have no features; otherwise
-    ValueError names them all. max_pixels: the largest photo that is read, 179 million pixels.
-    What was odd (sideways photos, files in two sets, features of zeros) is added to the notes.
-    Under torchrun all processes call this; each extracts its share.
+    ValueError names them all. Under torchrun all processes call this; each extracts its share.
     """
-    if weights:
-        _weights_file(weights)  # says if there is none
     names = dataset.every_image
-    source = _finished_source(dataset, names, file, cache, fallback)
+    source = _finished_file(dataset, file)
+    broken = {}
     notes = []
     where = ""
     if source is None:
-        rows, broken, about, notes = _refresh(
-            dataset, names, weights=weights, device=device, batch_size=batch_size,
-            upright=respect_orientation, cache=cache, fallback=fallback, max_pixels=max_pixels)
-        features_of = {name: row.feature for name, row in rows.items()}
+        rows, broken, words, notes = _make(dataset, file, weights, device, cache, fallback,
+                                           skip_broken)
     else:
         stored = data.read_features(source, names)
-        features_of = dict(zip(stored["files"], stored["features"]))
-        about = stored.get("key", f"features in {source}")
-        if weights:
-            notes.append(f"the features are those in {source}, so that --weights changes nothing")
-        broken = {name: "not there" for name in names if name not in features_of}
-        where = f"{source} (of {data.some(stored['files'], 2)}): "
-    _check(broken, len(names), skip_broken, where)
-    if broken:
-        dataset = _without(dataset, broken)
-    if source is None:
-        notes += _photo_notes(dataset, rows, respect_orientation)
-    features = {phase: _table(images, features_of) for phase, images in dataset.images.items()}
-    notes += _check_numbers(dataset, features, where)
-    if notes:
-        dataset = dataset._replace(notes=[*dataset.notes, *notes])
-    return dataset, features, f"{about}, frozen"
+        where = f"{source} (of {common.some(stored['files'], 2)}): "
+        words = str(stored.get("key", f"features in {source}"))
+        rows = dict(zip(stored["files"], stored["features"]))
+    is_resnet = words.startswith("ResNet-18")
+    if is_resnet and file is None and words != describe(None, weights, dataset.upright):
+        raise ValueError(f"{source} has features of {words}, and no photos are there to make "
+                         f"others: give the --weights FILE of these, or --features {source}")
+    if weights is not None:
+        weights = str(Path(weights).resolve()) if is_resnet else None
+    for name in names:
+        if name not in rows:
+            broken.setdefault(name, "not there")
+        elif not np.isfinite(rows[name]).all():
+            broken[name] = "not finite"
+    notes += _check(broken, len(names), skip_broken, where)
+    dataset = dataset._replace(notes=[*dataset.notes, *notes])
+    return *_with_features(dataset, rows, broken), f"{words}, frozen", weights
 
 
-def _finished_source(dataset, names, file, cache, fallback):
-    """The file whose features are taken as they are; None: they are extracted from the images.
+def _with_features(dataset, rows, broken):
+    """(dataset, {phase: (N,F)}) of {name: feature (F,)}, without the broken images.
 
-    FileNotFoundError: there are neither features nor images.
+    ValueError: a phase has no other ones.
     """
-    if file is not None:
-        return file
-    found = data.feature_files(dataset.folder)
-    found += [place for place in _cache_places(dataset, cache, fallback) if place.exists()]
-    if found and not data.is_cache(found[0]):
-        return found[0]
-    if any(dataset.path(name).exists() for name in names):
+    images = {}
+    targets = {}
+    features = {}
+    for phase, every in dataset.images.items():
+        stays = [number for number, name in enumerate(every) if name not in broken]
+        if not stays:
+            raise ValueError(f"no image of {phase} has features")
+        images[phase] = [every[number] for number in stays]
+        targets[phase] = dataset.targets[phase][stays]
+        features[phase] = np.stack([rows[name] for name in images[phase]])
+    return dataset._replace(images=images, targets=targets), features
+
+
+def _finished_file(dataset, file):
+    """The file whose features are taken as they are; None: they are made from the images."""
+    if file == PIXELS:
         return None
-    if found:  # a cache that travelled without its images
-        return found[0]
-    raise FileNotFoundError(f"{dataset.folder}: no features.npz, and none of "
-                            f"{data.count(len(names), 'image')} there or in images/; put them "
-                            "there, or give --features FILE")
+    return data.finished_features(dataset, file)
 
 
 def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
     """What `load_features` would not find, and what it would fetch: two lists of texts."""
-    names = dataset.every_image
-    obstacles = []
-    source = None
-    if file is not None and not Path(file).exists():
-        return [f"no file of features {file}"], []
+    source = _finished_file(dataset, file)
+    if source is not None:
+        return [] if source.exists() else [f"no file of features {source}"], []
     try:
-        source = _finished_source(dataset, names, file, cache, fallback)
-        if source is None and not skip_broken:
-            there = {name for name in names if dataset.path(name).exists()}
-            where = f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/"
-            obstacles += data.missing(names, there, where)
-    except FileNotFoundError as error:
-        obstacles.append(str(error))
-    is_begun = any(place.exists() for place in _cache_places(dataset, cache, fallback))
-    if source is not None or (is_begun and weights is None):
-        return obstacles, []
-    try:
+        key = describe(file, weights, dataset.upright)
+        _, todo = _known_rows(dataset, file, key, cache, fallback, skip_broken)
         path = _weights_file(weights)
     except FileNotFoundError as error:
-        return [*obstacles, str(error)], []
-    if path.exists():
-        return obstacles, []
-    return obstacles, [f"ResNet-18's weights, which are not at {path}, will be fetched from "
-                       f"{WEIGHTS_URL} unless --weights FILE names them; --features FILE does "
-                       "without"]
-
-
-def weights_behind(dataset, about, *, cache=None, fallback=None):
-    """The weights file that was named when the cache with these features was made, else None.
-
-    about: what `load_features` says of them; cache, fallback: as there.
-    """
-    for place in _cache_places(dataset, cache, fallback):
-        if not data.is_cache(place):
-            continue
-        with np.load(place, allow_pickle=False) as stored:
-            key = str(stored["key"])
-            weights = str(stored["weights"]) if "weights" in stored else ""
-        if weights and about.startswith(key):
-            return weights
-    return None
-
-
-def _table(images, features_of):
-    """Features of N images, {name: (F,)}, as (N, F) float32."""
-    width = len(next(iter(features_of.values()), ()))
-    with np.errstate(over="ignore"):  # what is too large is then not finite
-        table = np.array([features_of[name] for name in images], np.float32)
-    return table.reshape(len(images), width)
-
-
-def _check_numbers(dataset, features, where):
-    """Notes on features of zeros alone; ValueError: features that are not finite."""
-    wrong = {}  # dicts as sets that keep the order
-    zero = {}
-    for phase, images in dataset.images.items():
-        is_zero = ~features[phase].any(1)
-        wrong.update(dict.fromkeys(data.not_finite(images, features[phase])))
-        zero.update(dict.fromkeys(images[row] for row in np.flatnonzero(is_zero)))
-    if wrong:
-        where = where or f"{dataset.folder}: "
-        raise ValueError(f"{where}features of {data.count(len(wrong), 'image')} are not "
-                         f"finite: {data.some(wrong, 20)}")
-    if zero:
-        return [f"{data.count(len(zero), 'image')} with features of zeros alone, which tell "
-                f"nothing: {data.some(zero)}"]
-    return []
-
-
-def _without(dataset, names):
-    """The dataset without these images {name: why}, and with a note of it."""
-    images = {}
-    targets = {}
-    for phase, every in dataset.images.items():
-        stays = np.array([name not in names for name in every], bool)
-        images[phase] = [name for name in every if name not in names]
-        targets[phase] = dataset.targets[phase][stays]
-    note = f"{data.count(len(names), 'image')} left out: {data.some_with_reasons(names, 20)}"
-    return dataset._replace(images=images, targets=targets, notes=[*dataset.notes, note])
-
-
-def _photo_notes(dataset, rows, upright):
-    """Notes on photos that lie on their side, and on equal files in two sets."""
-    notes = []
-    turned = [name for name, row in rows.items() if row.is_turned]
-    if turned and not upright:
-        notes.append(f"{data.count(len(turned), 'image')} with an orientation that is ignored "
-                     f"({data.some(turned)}): --respect-orientation turns them upright")
-    for earlier, later in (("train", "val"), ("train", "test"), ("val", "test")):
-        notes += _twin_notes(dataset, rows, earlier, later)
-    return notes
-
-
-def _twin_notes(dataset, rows, earlier, later):
-    """A note on images of the later set whose file, by another name, is in the earlier one too.
-
-    Whoever learnt the file's composition there is wrong where it has another one here.
-    """
-    targets_of = {}  # digest -> compositions in the earlier set
-    for name, target in zip(dataset.images[earlier], dataset.targets[earlier].tolist()):
-        if rows[name].digest:
-            targets_of.setdefault(rows[name].digest, set()).add(target)
-    own_names = set(dataset.images[earlier])
-    twins = 0
-    others = 0
-    for name, target in zip(dataset.images[later], dataset.targets[later].tolist()):
-        if name in own_names or rows[name].digest not in targets_of:
-            continue
-        twins += 1
-        others += target not in targets_of[rows[name].digest]
-    if not twins:
-        return []
-    total = len(dataset.images[later])
-    ceiling = (total - others) / total
-    return [f"{data.count(twins, later + ' image')} ({twins / total:.1%}) whose file is in "
-            f"{earlier} too by another name, {others:,} with another composition: an accuracy "
-            f"ceiling of {ceiling:.1%} of {later} for who answers as {earlier} shows"]
+        return [str(error)], []
+    if file == PIXELS or not todo or path.exists():
+        return [], []
+    return [], [f"ResNet-18's weights, which are not at {path}, will be fetched from {WEIGHTS_URL} "
+                "unless --weights FILE names them; --features FILE does without"]
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -948,22 +575,17 @@ def main(argv=None):
     add("--data-root", default="data", help="where named datasets lie (default: data)")
     add("--weights", help="ResNet-18's parameters (default: torch hub's cache, else a download)")
     add("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    add("--batch-size", type=int, default=64, help="images at a time (default: 64)")
-    add("--respect-orientation", action="store_true", help="turn photos upright by their EXIF tag")
     add("--skip-broken", action="store_true", help="go on without images that cannot be read")
     add("--cache", metavar="DIR", help="a folder for the cache (default: the dataset's)")
-    add("--max-pixels", type=int, metavar="N",
-        help="read photos of up to N pixels (default: 179 million)")
     options = parser.parse_args(argv)
-    given = data.load(options.dataset, options.data_root)
-    dataset, features, about = load_features(
-        given, weights=options.weights, device=options.device, batch_size=options.batch_size,
-        respect_orientation=options.respect_orientation, skip_broken=options.skip_broken,
-        cache=options.cache, max_pixels=options.max_pixels)
-    for note in dataset.notes[len(given.notes):]:
-        print(note)
+    dataset = data.load(options.dataset, options.data_root)
+    dataset, features, words, _ = load_features(
+        dataset, weights=options.weights, device=options.device, skip_broken=options.skip_broken,
+        cache=options.cache)
+    for note in dataset.notes:
+        print(f"note: {note}")
     shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())
-    print(f"{dataset.folder}: {shapes}; {about}")
+    print(f"{dataset.folder}: {shapes}; {words}")
 
 
 if __name__ == "__main__":

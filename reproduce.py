@@ -14,7 +14,6 @@ Shapes: S states, O objects, C = S*O compositions, N images, K points of a curve
 
 import argparse
 import importlib.util
-import math
 import shlex
 import sys
 import traceback
@@ -50,7 +49,6 @@ COLUMNS = {  # of a table -> key of an evaluation
     "HM": "best_hm",
     "AUC": "auc",
 }
-CURVE = ("S", "U", "HM", "AUC")
 SETTINGS = ("epochs", "batch_size", "lr", "weight_decay", "negatives")  # told under Training
 
 
@@ -147,9 +145,9 @@ def plan(name, seed, options, shared, data_crc32, out):
 def check_folder(job):
     """ValueError where the job's folder holds a run of other settings."""
     note = job.folder / "run.json"
-    if (job.folder / "last.pt").exists() and experiment.read_json(note) != job.key:
-        raise ValueError(f"{job.folder} holds a run of other data or options ({note.name}): give "
-                         "another --out, or remove that folder")
+    if note.exists() and experiment.read_json(note) != job.key:
+        raise ValueError(f"{note} is of a run with other data or options: give another --out, or "
+                         f"remove {job.folder}")
 
 
 def attempt(job):
@@ -160,6 +158,8 @@ def attempt(job):
         print(f"$ {shlex.join(job.arguments)}", flush=True)
         try:
             job.module.main.__wrapped__(job.arguments)  # not the command, so that errors come here
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped: the same command goes on from here") from None
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=file)
             return f"failed ({common.reason(error)}), see {file.name}"
@@ -206,7 +206,7 @@ def cell(values):
     {'mean': 3.0, 'std': 2.0, 'seeds': 3}
     """
     values = np.array(values, float)  # None, of a half without images, becomes NaN
-    deviation = math.nan
+    deviation = np.nan
     if len(values) > 1:
         deviation = float(values.std(ddof=1))
     return dict(mean=float(values.mean()), std=deviation, seeds=len(values))
@@ -247,7 +247,7 @@ class Table(NamedTuple):
     candidates: dict              # what is added to the label -> candidate set or appendix's mask
     phase: str = "validation"
     protocol: str = "published"
-    columns: tuple = CURVE
+    columns: tuple = ("S", "U", "HM", "AUC")
 
     @property
     def rows(self):
@@ -268,7 +268,7 @@ def tables():
     margins = {"CompCos closed": "closed", "CompCos, α = 0": "alpha0", "CompCos, α > 0": "constant",
                "CompCos, α > 0 and warm-up": "full"}
     primitives = {"state": "state", "object": "object", "max": "max", "mean": "full"}
-    every = ("Sta.", "Obj.", *CURVE)
+    every = tuple(COLUMNS)
     made = {
         "closed": Table("table1", "Closed world", methods(), {"": "closed"}, "test", columns=every),
         "open": Table("table1", "Open world", methods(), both, "test", columns=every),
@@ -293,7 +293,7 @@ def accuracies(results, name, table):
     Beside these a row may have the "paper" figures by column, and "rejected", the number of seeds
     for which validation chose no τ that hides anything.
     """
-    paper = results.paper["tables"].get(name, dict(columns=[], rows={}))
+    paper = results.paper["tables"].get(name)
     cells = {}
     for label, (run, candidates) in table.rows.items():
         found = results.runs[run]
@@ -307,7 +307,7 @@ def accuracies(results, name, table):
                 row[protocol][column] = cell([report[protocol][key] for report in reports])
         if candidates == "open_masked":
             row["rejected"] = sum(hides_nothing(metrics) for metrics in found)
-        if label in paper["rows"]:
+        if paper and label in paper["rows"]:
             row["paper"] = dict(zip(paper["columns"], np.array(paper["rows"][label]) / 100))
         cells[label] = row
     return cells
@@ -345,12 +345,12 @@ def table_lines(table, cells):
         seeds = shown["AUC"]["seeds"]
         rejected = row.get("rejected", 0)
         if rejected:
-            label += f" (τ rejected in {rejected} of {common.count(seeds, 'seed')})"
+            label += f" (τ rejected in {rejected} of {seeds})"
         if rejected == seeds:
             figures = ["as without", *("" for _ in table.columns[1:])]
         rows.append([label, *figures])
         if "paper" in row:
-            theirs = np.array([row["paper"][column] for column in table.columns])
+            theirs = np.array([row["paper"].get(column, np.nan) for column in table.columns])
             ours = np.array([shown[column]["mean"] for column in table.columns])
             rows.append(["the paper", *(f"{100 * value:.1f}" for value in theirs)])
             rows.append(["ours − the paper", *(f"{100 * value:+.1f}" for value in ours - theirs)])
@@ -379,7 +379,7 @@ def feasibility_text(results):
         lines += ["Of objects and of states at most 25, drawn by lot.", ""]
     for kind, (names, partners, scores, ends) in kinds.items():
         paper = results.paper["ranked"].get(kind, {})
-        drawn = sorted(np.random.default_rng(0).permutation(names)[:25].tolist())
+        drawn = sorted(np.random.default_rng(0).permutation(names)[:25])
         rows = []
         for name in paper or drawn:
             i = names.index(name)
@@ -484,10 +484,9 @@ def figure(panels):
     for ax, panel in zip(result.subplots(1, len(panels), squeeze=False)[0], panels):
         for number, (label, x, y, marked) in enumerate(panel.lines):
             style = STYLES[number % len(STYLES)]  # told apart in grey, too
-            ax.plot(x, y, style, label=label, marker="o", markevery=marked)
+            ax.plot(x, y, style, label=label, marker="o" if marked else "", markevery=marked)
         ax.set(xlabel=panel.x, ylabel=panel.y)
         ax.set_ylim(0)
-        ax.grid(alpha=.25)
     result.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return result
 
@@ -621,18 +620,18 @@ def picture_lines(results, name, section):
 # ---- the report ----
 
 ABOUT = """\
-Numbers are percent. S, U, HM: best accuracy on seen and on unseen compositions, best harmonic mean
-over the biases on the unseen; AUC: area under the curve of the first two; Sta., Obj.: accuracy of
-state and object at bias 0. The *exact* protocol tries every bias, the *published* one the about 20
-of the field's evaluator; the paper's tables are given by the latter, as papers do, all others by
-the former, and report.json has both.
-
-The epoch is chosen by validation AUC (exact), as said under Training. The hard mask hides what is
-unseen and less feasible than τ, the best of 50 by validation AUC; of the strong recipe τ may hide
-at most 5 % of what exists, as far as validation tells. CompCos closed and CompCos mask by their own
-feasibility, the others by that of CompCos with the same seed. *τ rejected*: by validation no mask
-is best. The paper's CompCos of the open world is the row with mask. *paper* and *strong* are the
-recipes; the scores of several members are averaged.
+* *Columns*, in percent. S, U, HM: best accuracy on seen and on unseen compositions, best harmonic
+  mean over the biases on the unseen; AUC: area under the curve of the first two. Sta., Obj.:
+  accuracy of state and object at bias 0.
+* *Protocols*. The paper's tables are given by the published one, as papers do: about 20 biases, by
+  the field's evaluator. All others are exact: every bias. report.json has both.
+* *Epoch*: the one with the best validation AUC (exact); more under Training.
+* *mask*: unseen compositions less feasible than τ are hidden. τ is the best of 50 by validation
+  AUC, as in the paper; the strong recipe hides at most 5 % of what exists, as far as validation can
+  tell. *τ rejected in 2 of 3*: in that many seeds validation is best without a mask. CompCos closed
+  and CompCos have their own feasibility, the others that of CompCos with the same seed. The paper's
+  CompCos of the open world is the row with mask.
+* *paper*, *strong*: the two recipes; of several members the scores are averaged.
 """
 
 
@@ -643,21 +642,19 @@ def about(results, argv, options, failed):
     runs = [metrics for of_seeds in results.runs.values() for metrics in of_seeds]
     versions = runs[0]["versions"]
     sizes = runs[0]["candidates"]["test"]
-    lines = []
-    if failed:
-        lines += [f"**Failed, and left out of the numbers: {'; '.join(failed)}.**", ""]
     candidates = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-    return lines + [
+    return [
         f"Made by `python reproduce.py {shlex.join(argv)}` on {versions['machine']}, torch "
         f"{versions['torch']}: {common.count(len(runs), 'run')} in "
-        f"{common.duration(sum(map(seconds_of, runs)))} of training.", "",
+        f"{common.duration(sum(map(seconds_of, runs)))} of training. Failed, and left out of the "
+        f"numbers: {'; '.join(failed) or 'none'}.", "",
         f"Data: {dataset.name}, {len(dataset.states)} states, {len(dataset.objects)} objects, "
         f"{dataset.seen.sum()} seen compositions, {len(dataset.targets['test']):,} test images.",
         f"Features: {options.backbone or settings['backbone']}. Word vectors (CompCos): "
         f"{', '.join(settings['vectors'])}.",
         f"Candidates of the test: {candidates} (masked: by CompCos, first seed).",
-        "± is the sample standard deviation (n − 1) over n = "
-        f"{common.count(len(results.prepared.seeds), 'seed')}; of one there is none.", "", ABOUT]
+        f"± is the sample standard deviation (n − 1), n = {len(results.prepared.seeds)} seeds.", "",
+        ABOUT]
 
 
 def write_report(results, argv, options, failed):
@@ -699,10 +696,10 @@ def own_options():
         epilog="Options of compcos.py on data and training (--dataset, --data-root, --vectors, "
                "...) go to all runs.")
     add = parser.add_argument
-    add("--seed", type=int, nargs="+", default=[0, 1, 2], metavar="K", help="default 0 1 2")
-    add("--only", nargs="+", choices=["paper", *SECTIONS], default=["paper"], metavar="NAME",
-        help=f"sections of the report: {', '.join(SECTIONS)}; paper (the default): all but the "
-             "last two")
+    add("--seed", type=common.number(int, least=0), nargs="+", default=[0, 1, 2], metavar="K",
+        help="default 0 1 2")
+    add("--only", nargs="+", choices=["paper", *SECTIONS], default=["paper"],
+        help="sections of the report; paper, the default, is all but the last two")
     add("--out", type=Path, metavar="DIR", help="default runs/reproduce-DATASET")
     add("--backbone", metavar="WORDS", help="what made the features of a file, for the report")
     for name in systems():
@@ -725,7 +722,7 @@ def parse(where, words, module):
 @common.command
 def main(argv=None):
     """Train what is missing and write the report. Exit status 1 if a run failed."""
-    argv = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
+    argv = sys.argv[1:] if argv is None else argv
     options, shared = own_options().parse_known_args(argv)
     if "paper" in options.only:
         options.only += PAPER_SECTIONS

@@ -418,15 +418,13 @@ def check_training(model, features, targets, epochs, batch_size):
     common.check_number("epochs", epochs, least=1)
     common.check_number("batch_size", batch_size, least=1)
     if not len(features) or len(features) != len(targets):
-        raise ValueError(f"features of {common.count(len(features), 'image')} and targets of "
-                         f"{len(targets):,}: expected as many, one or more")
-    broken = int((~features.isfinite()).any(1).sum())
-    if broken:
-        raise ValueError(f"features of {broken:,} of {common.count(len(features), 'image')} are "
-                         "not finite: repair them or leave them out")
+        raise ValueError(f"{len(features)} images and {len(targets)} targets: expected as many, "
+                         "one or more")
+    if not features.isfinite().all():
+        raise ValueError("features are not finite: repair them or leave them out")
     if targets.min() < 0 or targets.max() >= composition_count:
-        raise ValueError(f"targets of {int(targets.min())} to {int(targets.max())}: expected s * "
-                         f"O + o, 0 to {composition_count - 1}")
+        raise ValueError(f"targets of {targets.min()} to {targets.max()}: expected s * O + o, 0 "
+                         f"to {composition_count - 1}")
 
 
 REQUIRED = ("states", "objects", "loss", "after_epoch", "compositions", "score", "feasibility",

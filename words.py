@@ -13,20 +13,16 @@ lower case and the first two readings.
 
 import codecs
 import gzip
-import os
 import re
 import struct
 import warnings
-import zipfile
-import zlib
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from common import Progress
+import common
 
 FILES = {  # under the data root
     "word2vec": "w2v/GoogleNews-vectors-negative300.bin",
@@ -75,20 +71,20 @@ EXCEPTIONS_OF = {  # what differs by format
     },
 }
 SMALL_WORDS = ("a", "and", "of", "to")  # published word2vec has no vectors for these
+KINDS = ("give text of GloVe or fastText in UTF-8, .bin of word2vec, .bin of fastText, or .npz of "
+         "`names` (N,) and `vectors` (N, D), whole; each may be .gz")
 CHUNK = 1 << 20  # bytes read at a time: more leave the processor's cache and took twice as long
 HEAD = 1 << 20  # bytes that decide on the format
-ENDINGS = (".txt", ".vec", ".bin")  # of vectors among several files in a .zip
 
 
 def word_vectors(names, *sources, missing="error", root="data"):
     """One vector a name: (N, sum of D) float32, the sources side by side in the order given.
 
     A source is "word2vec", "fasttext" or "glove" (files under `root`, see FILES, or the same with
-    .gz or .zip), "random" (standard normal, D 300, seeded by the name), several joined by `+`, or
-    a file: text of GloVe or fastText (blanks or tabs between the numbers, with or without a first
-    line of counts), .bin of word2vec or fastText, any of these as .gz or alone in a .zip, or .npz
-    with `names` and `vectors`. The content decides on the format. Of a repeated word, the first
-    counts.
+    .gz), "random" (standard normal, D 300, seeded by the name), several joined by `+`, or a file:
+    text of GloVe or fastText (blanks or tabs between the numbers, with or without a first line of
+    counts), .bin of word2vec or fastText, or .npz with `names` and `vectors`, any of these as .gz.
+    The content decides on the format. Of a repeated word, the first counts.
     `missing`: "error" lists every name without a vector; "random" (seeded, as long as the source's
     on average) or "mean" (of those found) stands in for each missing word, with one warning.
     Raises ValueError for missing words or a file that cannot be read, FileNotFoundError that names
@@ -143,7 +139,7 @@ def _find(source, root):
         path = Path(root) / FILES[source]
     else:
         path = Path(source)
-    for candidate in (path, Path(f"{path}.gz"), Path(f"{path}.zip")):
+    for candidate in (path, Path(f"{path}.gz")):
         if candidate.is_file():
             return candidate
     if source in FILES:
@@ -151,7 +147,7 @@ def _find(source, root):
                 "--data-root says where else to look")
     else:
         hint = f"expected {', '.join(FILES)}, random or a file of vectors"
-    raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz or .zip): {hint}")
+    raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz): {hint}")
 
 
 def lacking(*sources, root="data"):
@@ -180,10 +176,12 @@ def _random(name, dim):
 def _look_up(names, path, missing):
     """Vectors (N, D) from one file, and {name: its missing words}."""
     kind, found, dim = _read(names, path)
-    known = np.array(list(found.values()), np.float32).reshape(-1, dim)
+    with np.errstate(over="ignore"):
+        known = np.array(list(found.values())).astype(np.float32).reshape(-1, dim)
+    found = dict(zip(found, known))
     if not np.isfinite(known).all():
-        raise ValueError(f"{path} has vectors with NaN or infinite numbers")
-    if names and not len(known) and missing != "error":
+        raise ValueError(f"{path} has vectors with NaN or with numbers beyond float32 (3.4e38)")
+    if not len(known) and missing != "error":
         raise ValueError(f"{path} has no word of {', '.join(names[:5])}, ...: nothing to take "
                          f"{missing} vectors from")
 
@@ -214,9 +212,8 @@ def _stand_in(word, known, missing):
 def _readings(name, kind):
     """The lists of words that may stand for a name, best first (see the head of this file)."""
     exceptions = EXCEPTIONS | EXCEPTIONS_OF.get(kind, {})
-    replaced = name.lower() in exceptions
     phrase = exceptions.get(name.lower(), name)
-    if kind == "fasttext" and replaced:
+    if kind == "fasttext" and phrase != name:
         return [phrase.split("_")]
 
     phrase = re.sub(r"\s+", "_", phrase.strip())
@@ -253,8 +250,8 @@ def _first_complete(readings, found, kind):
     for words in readings:
         hits = []
         for word in words:
-            present = [found[spelling] for spelling in _spellings(word, kind) if spelling in found]
-            hits.append(present[0] if present else None)
+            written = next((way for way in _spellings(word, kind) if way in found), None)
+            hits.append(found.get(written))
         if all(hit is not None for hit in hits):
             break
     return words, hits
@@ -263,262 +260,158 @@ def _first_complete(readings, found, kind):
 # ---- files and their formats ----
 
 
-class Shape(NamedTuple):
-    """What the first bytes of a file tell."""
-
-    kind: str  # "glove" (text without a line of counts), "text", "word2vec", "fasttext", "npz"
-    count: int | None = None  # of words, where the file says it
-    dim: int | None = None  # D, where the first bytes say it
-    start: int = 0  # where the first word begins
-
-
 def _read(names, path):
-    """One file -> its kind, {word: vector (D,)} of all that the names may need, D."""
-    try:
-        with _opened(path) as (file, tick):
-            shape = _recognise(file.read(HEAD))
-            if shape.dim == 0:
-                raise ValueError("its vectors have 0 numbers, expected 1 or more")
-            wanted = _wanted(names, shape.kind)
-            file.seek(0)
-            found, dim = READERS[shape.kind](file, wanted, tick, shape)
-        if dim < 1:
-            raise ValueError(f"its vectors have {dim} numbers, expected 1 or more")
-    except UNREADABLE as error:
-        raise ValueError(f"cannot read word vectors from {path}: {error}") from error
-    return shape.kind, found, dim
+    """One file -> its kind, {word: vector (D,)} of all that the names may need, D.
 
-
-UNREADABLE = (  # zipfile says by RuntimeError that a file is locked or packed in an unknown way
-    ValueError, EOFError, RuntimeError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
-
-
-def _wanted(names, kind):
-    """Every word, in every spelling, that could stand for one of the names."""
-    wanted = set()
-    for name in names:
-        for words in _readings(name, kind):
-            for word in words:
-                wanted.update(_spellings(word, kind))
-    return wanted
-
-
-@contextmanager
-def _opened(path):
-    """A file, unpacked on the way, and a function that shows on stderr how far it has been read."""
-    megabytes = os.path.getsize(path) >> 20
-    with open(path, "rb") as raw, Progress(f"reading {path.name}", megabytes, "MB") as progress:
-
-        def tick():
-            progress.update((raw.tell() >> 20) - progress.done)
-
-        yield _unpacked(raw, path.name), tick
-
-
-def _unpacked(file, name):
-    """What a .gz, or a .zip of one file of vectors, holds; any other file as it is (an .npz, too).
-
-    name: the file's own, by which the right one of several in a .zip is known.
+    The kinds: "glove" (text without a line of counts), "text", "word2vec", "fasttext", "npz".
     """
-    beginning = file.read(2)
-    file.seek(0)
-    if beginning == b"\x1f\x8b":
-        return _unpacked(gzip.open(file), name.removesuffix(".gz"))
-    if beginning == b"PK":
-        archive = zipfile.ZipFile(file)
-        members = [member for member in archive.namelist() if _is_vector_file(member)]
-        if any(member.endswith(".npy") for member in members):
-            file.seek(0)
-            return file
-        return _unpacked(archive.open(_choose(members, name)), name)
-    return file
+    with common.reading(path, KINDS), _opened(path) as file:
+        kind, count, dim, start = _recognise(file.read(HEAD))
+        file.seek(start)
+        wanted = set()
+        for name in names:
+            for words in _readings(name, kind):
+                for word in words:
+                    wanted.update(_spellings(word, kind))
+        if kind == "npz":
+            found, dim = _read_npz(file, wanted)
+        elif kind == "fasttext":
+            found, dim = _read_fasttext(file, wanted)
+        elif kind == "word2vec":
+            found = _read_word2vec(file, wanted, count, dim)
+        else:
+            found = _read_text(file, wanted, dim)
+    return kind, found, dim
 
 
-def _is_vector_file(member):
-    """Whether a member of a .zip may hold vectors: no folder, none of what systems add."""
-    last = member.rpartition("/")[2]
-    return bool(last) and not last.startswith(".") and not member.startswith("__MACOSX/")
-
-
-def _choose(members, name):
-    """Which of the members of a .zip holds the vectors."""
-    if len(members) == 1:
-        return members[0]
-    vectors = []
-    for member in members:
-        last = member.rpartition("/")[2].lower()
-        if last == name.lower().removesuffix(".zip"):
-            return member
-        if last.endswith(ENDINGS) and not last.startswith(("readme", "license")):
-            vectors.append(member)
-    if len(vectors) == 1:
-        return vectors[0]
-    listed = ", ".join(vectors or members) or "no file"
-    raise ValueError(f"it holds {listed}: expected one file of vectors, unpack the one you want")
+def _opened(path):
+    """A file, unpacked on the way if it is gzip."""
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else open(path, "rb")
 
 
 def _recognise(head):
-    """A file's Shape from its first bytes."""
+    """From a file's first bytes: its kind, how many words, D, and where the first word begins.
+
+    The number of words and D are None where the first bytes do not say them.
+    """
     if head.startswith(FASTTEXT_BEGINS):
-        return Shape("fasttext")
+        return "fasttext", None, None, 0
     if head.startswith(b"PK"):
-        return Shape("npz")
-    start = 3 if head.startswith(b"\xef\xbb\xbf") else 0  # a byte order mark
-    first, _, rest = head[start:].partition(b"\n")
-    counts = re.fullmatch(rb"(\d+)\s+(\d+)\s*", first)
-    if counts:
-        count = int(counts[1])
-        dim = int(counts[2])
-        start += len(first) + 1
-        # Text and word2vec's binary vectors begin alike. The bytes of one binary vector may happen
-        # to read as numbers, those of most vectors do not, and no text has a zero byte.
-        lines = _lines(rest)
-        if b"\0" not in rest and 2 * _count_text(lines, dim) > len(lines):
-            return Shape("text", count, dim, start)
-        return Shape("word2vec", count, dim, start)
+        return "npz", None, None, 0
+    start = 3 if head.startswith(codecs.BOM_UTF8) else 0
+    lines = head[start:].split(b"\n")
+    counts = re.fullmatch(rb"(\d+)\s+([1-9]\d*)\s*", lines[0])
+    if counts:  # text and word2vec's binary vectors begin alike
+        kind = "text" if _is_text(head) else "word2vec"
+        return kind, int(counts[1]), int(counts[2]), start + len(lines[0]) + 1
 
     # Entries with spaces in them make their lines look longer: most lines have none.
-    lines = _lines(head[start:])
-    widths = Counter(len(line.split()) - 1 for line in lines)
-    dim = widths.most_common(1)[0][0] if lines else 0
-    if dim >= 1 and 2 * _count_text(lines, dim) >= len(lines):
-        return Shape("glove", None, dim, start)
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("it is in UTF-16: save it as UTF-8")
-    raise ValueError(f"it begins with {head[:20]!r}, which is neither GloVe, word2vec, fastText, "
-                     ".npz nor one of these in a .gz or .zip")
+    widths = Counter()
+    for line in lines[:100]:
+        cells = line.split()
+        if len(cells) > 1 and re.fullmatch(rb"[-+.\de]+|nan", cells[-1]):
+            widths[len(cells) - 1] += 1
+    if not widths or not _is_text(head):
+        raise ValueError(f"it begins with {head[:20]!r}")
+    return "glove", None, widths.most_common(1)[0][0], start
 
 
-def _lines(head):
-    """The first 100 lines that are not empty, without a last one that may be cut off."""
-    lines = head.split(b"\n")
-    if len(lines) > 1:
-        lines.pop()  # what follows the last line end: nothing, or part of a line
-    return [line for line in lines if line.strip()][:100]
+def _is_text(head):
+    """Whether the first bytes of a file, which may end within a letter, are UTF-8."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in head
 
 
-def _count_text(lines, dim):
-    """How many of the lines are a word and then `dim` numbers, or fewer where a line is short."""
-    count = 0
-    for line in lines:
-        _, *numbers = line.split()
-        if numbers and all(NUMBER.fullmatch(number) for number in numbers[-dim:]):
-            count += 1
-    return count
-
-
-NUMBER = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
-
-
-def _read_text(file, wanted, tick, shape):
-    """`word number number ...` a line, blanks or tabs between."""
+def _read_text(file, wanted, dim):
+    """`word number number ...` a line, blanks or tabs between -> {word: vector (D,)}."""
     keys = {word.encode(): word for word in wanted}
     found = {}
-    file.seek(shape.start)
-    while lines := file.readlines(CHUNK):
-        for line in lines:
-            if b"\t" in line:
-                line = line.replace(b"\t", b" ")
-            word = line[:line.find(b" ")]
-            if word not in keys or keys[word] in found:
-                continue
-            entry, *numbers = line.rsplit(None, shape.dim)
-            if len(numbers) != shape.dim:
-                raise ValueError(f"{word.decode()!r} has a vector of size {len(numbers)}, "
-                                 f"expected {shape.dim} as of the first words")
-            if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
-                found[keys[word]] = np.array([float(number) for number in numbers], np.float32)
-        tick()
-    return found, shape.dim
+    for line in file:
+        line = line.replace(b"\t", b" ")
+        word = line[:line.find(b" ")]
+        if word not in keys or keys[word] in found:
+            continue
+        entry, *numbers = line.rsplit(None, dim)
+        if len(numbers) != dim:
+            raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, the first words {dim}")
+        if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
+            found[keys[word]] = np.array([float(number) for number in numbers])
+    return found
 
 
-def _read_word2vec(file, wanted, tick, shape):
-    """`word `, then D float32, with or without a newline."""
-    file.seek(shape.start)
-    records, _ = _scan(file, wanted, tick, shape.count, end=b" ", size=4 * shape.dim)
-    found = {word: np.frombuffer(record.data, "<f4") for word, record in records.items()}
-    return found, shape.dim
+def _read_word2vec(file, wanted, count, dim):
+    """`word `, then D float32, with or without a newline -> {word: vector (D,)}."""
+    entries, _ = _scan(file, wanted, count, end=b" ", size=4 * dim)
+    return {word: np.frombuffer(data, "<f4") for word, (_, data) in entries.items()}
 
 
-class Record(NamedTuple):
-    """What follows a word."""
-
-    number: int  # of the word, from 0
-    data: bytes
-
-
-def _scan(file, wanted, tick, count, end, size):
+def _scan(file, wanted, count, end, size):
     """Go through `count` entries, each a word, the byte `end` and `size` bytes of data.
 
-    -> {word: Record} of those wanted, the first of each; how many bytes all entries take.
+    -> {word: (its number, its data)} of those wanted, the first of each; how many bytes all take.
     """
     keys = {word.encode(): word for word in wanted}
-    records = {}
+    entries = {}
     buffer = b""
     at = 0  # where the next entry begins in the buffer
     passed = 0  # bytes of the file before the buffer
     for number in range(count):
         stop = buffer.find(end, at)
-        if stop < 0 or stop + 1 + size > len(buffer):  # the entry is not whole: read on
+        while stop < 0 or stop + size >= len(buffer):  # the entry is not whole: read on
+            more = file.read(CHUNK)
+            if not more:
+                raise EOFError(f"it ends after {number:,} of {count:,} words")
             passed += at
-            buffer = buffer[at:] + file.read(max(CHUNK, size))
+            buffer = buffer[at:] + more
             at = 0
             stop = buffer.find(end)
-            if stop < 0 or stop + 1 + size > len(buffer):
-                raise EOFError(f"it ends after {number:,} of {count:,} words: fetch it again")
-            tick()
         word = buffer[at:stop].lstrip(b"\n")
         at = stop + 1 + size
         if word in keys:
-            records.setdefault(keys[word], Record(number, buffer[stop + 1:at]))
-    return records, passed + at
+            entries.setdefault(keys[word], (number, buffer[stop + 1:at]))
+    return entries, passed + at
 
 
 # ---- fastText's own format ----
 
 FASTTEXT_BEGINS = struct.pack("<i", 793712314)
-HEADER = struct.Struct("<2i12id3i2q")
+HEADER = struct.Struct("<4x2i24x4i12x2i12xq")  # what is of no use here is passed over
 
 
 class FastTextHeader(NamedTuple):
-    """The numbers at the head of a fastText model, in the file's order."""
+    """The numbers of use at the head of a fastText model, in the file's order."""
 
-    magic: int
     version: int
     dim: int  # D
-    window: int
-    epochs: int
-    min_count: int
-    negatives: int
-    word_ngrams: int
-    loss: int
     model: int  # 1 CBOW, 2 skipgram, 3 a classifier
     buckets: int  # rows that all n-grams share, by their hash
     shortest: int  # letters of an n-gram
     longest: int
-    update_rate: int
-    threshold: float
     entries: int  # of the dictionary: words, then labels
     words: int
-    labels: int
-    tokens: int
     pruned: int  # of a model that was cut down: how many n-grams it kept; else -1
 
 
-CLASSIFIER = 3
+OLD_CLASSIFIER = (11, 3)  # version and model of those that have no n-grams
 
 
-def _read_fasttext(file, wanted, tick, shape):
+def _read_fasttext(file, wanted):
     """A fastText model, versions 11 and 12: header, dictionary, then the matrix's rows needed.
 
     A word's vector is the mean of its own row (if the dictionary has it) and those of its n-grams.
+    -> {word: vector (D,)}, D.
     """
     header = FastTextHeader(*HEADER.unpack(_take(file, HEADER.size)))
     if header.version not in (11, 12):
         raise ValueError(f"fastText's format has version {header.version}, expected 11 or 12")
 
     # The dictionary: each word, a zero byte, its count (int64) and its type (int8).
-    records, length = _scan(file, wanted, tick, header.entries, end=b"\0", size=9)
+    entries, length = _scan(file, wanted, header.entries, end=b"\0", size=9)
     file.seek(HEADER.size + length)
     if header.pruned > 0 or _take(file, 1) != b"\0":
         raise ValueError("the fastText model is quantised (.ftz): take the full .bin")
@@ -526,15 +419,13 @@ def _read_fasttext(file, wanted, tick, shape):
     # The matrix: a row for each word, then one for each bucket of n-grams.
     rows, width = struct.unpack("<2q", _take(file, 16))
     if width != header.dim or rows < header.words + header.buckets:
-        raise ValueError(f"its matrix is {rows} x {width}, expected "
-                         f"{header.words + header.buckets} x {header.dim}")
+        raise ValueError(f"its matrix is {rows} x {width}")
     start = file.tell()
-    rows_of = {word: _fasttext_rows(word, records.get(word), header) for word in wanted}
+    rows_of = {word: _fasttext_rows(word, entries.get(word), header) for word in wanted}
     matrix = {}
     for row in sorted(set().union(*rows_of.values())):  # ascending, for gzip cannot go back
         file.seek(start + row * 4 * width)
         matrix[row] = np.frombuffer(_take(file, 4 * width), "<f4")
-        tick()
 
     found = {}
     for word, rows in rows_of.items():
@@ -543,15 +434,14 @@ def _read_fasttext(file, wanted, tick, shape):
     return found, header.dim
 
 
-def _fasttext_rows(word, record, header):
-    """The matrix's rows whose mean is the word's vector; record: the dictionary's, or None."""
+def _fasttext_rows(word, entry, header):
+    """The matrix's rows whose mean is the word's vector; entry: the dictionary's, or None."""
     rows = []
-    if record is not None and record.number < header.words:  # the others are labels
-        rows.append(record.number)
+    if entry is not None and entry[0] < header.words:  # the others are labels
+        rows.append(entry[0])
     elif re.search(r"[_.]", word):
         return []  # phrases are not made up from n-grams, their parts are
-    old_classifier = header.version == 11 and header.model == CLASSIFIER
-    if header.buckets and not old_classifier:  # which have no n-grams
+    if header.buckets and (header.version, header.model) != OLD_CLASSIFIER:
         for hashed in _ngram_hashes(f"<{word}>", header.shortest, header.longest):
             rows.append(header.words + hashed % header.buckets)
     return rows
@@ -561,7 +451,7 @@ def _take(file, size):
     """Exactly `size` bytes."""
     data = file.read(size)
     if len(data) < size:
-        raise EOFError("it ends early: fetch it again")
+        raise EOFError("it ends early")
     return data
 
 
@@ -587,49 +477,19 @@ def _fnv(data):
 
 # ---- NumPy's ----
 
-ARRAYS = {  # names -> their vectors; of a word that is in several, the first counts
-    "names": "vectors", "words": "vectors", "states": "state_vectors", "objects": "object_vectors"}
 
-
-def _read_npz(file, wanted, tick, shape):
-    """`names` or `words` and `vectors`, or `states`, `objects` and their vectors."""
-    found = {}
-    dims = set()
+def _read_npz(file, wanted):
+    """The arrays `names` and `vectors` -> {word: vector (D,)}, D."""
     with np.load(file) as arrays:
-        for names, vectors in ARRAYS.items():
-            if names not in arrays or vectors not in arrays:
-                continue
-            words = _plain_array(arrays, names)
-            rows = _plain_array(arrays, vectors).astype(np.float32)
-            if rows.ndim != 2 or words.shape != rows.shape[:1]:
-                raise ValueError(f"{vectors} has shape {rows.shape}, expected ({words.size}, D) "
-                                 f"for {names} of shape {words.shape}")
-            dims.add(rows.shape[1])
-            for word, vector in zip(words.tolist(), rows):
-                if word in wanted:
-                    found.setdefault(word, vector)
-        if len(dims) != 1:
-            raise ValueError("expected arrays `names` and `vectors` of one D, found "
-                             f"{', '.join(arrays.files)}")
-    return found, dims.pop()
-
-
-def _plain_array(arrays, name):
-    """An array of an .npz. ValueError: it holds Python objects, whose loading could run code."""
-    try:
-        return np.asarray(arrays[name])  # bytes where it is no array
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read, as where it holds Python objects: save names as "
-                         "np.array(names, str), vectors as np.array(vectors, float)") from error
-
-
-READERS = {
-    "glove": _read_text,
-    "text": _read_text,
-    "word2vec": _read_word2vec,
-    "fasttext": _read_fasttext,
-    "npz": _read_npz,
-}
+        words = arrays["names"]
+        rows = arrays["vectors"]
+    if rows.dtype.kind not in "fiu" or rows.shape != (words.size, rows[0].size):
+        raise ValueError(f"vectors are {rows.dtype} {rows.shape} for names {words.shape}")
+    found = {}
+    for word, vector in zip(words.tolist(), rows):
+        if word in wanted:
+            found.setdefault(word, vector)
+    return found, rows.shape[1]
 
 
 if __name__ == "__main__":

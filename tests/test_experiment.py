@@ -7,11 +7,11 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import common
 import compcos
@@ -218,6 +218,78 @@ def test_a_fourth_candidate_set_is_one_entry(toy, tmp_path, monkeypatch, capsys)
     rows = compcos.predict_images(CompCos.load(out / "best.pt"), ["a"], np.zeros((1, 16)), top=2,
                                   candidates="seen_only")
     assert all(row["seen"] for row in rows)
+
+
+# ---- decisions on validation ----
+
+
+class Given(torch.nn.Module):
+    """A model whose scores are the features."""
+
+    states = torch.zeros(5, 1)
+    objects = torch.zeros(6, 1)
+
+    def compositions(self):
+        return None
+
+    def score(self, features, compositions):
+        return features.reshape(-1, 5, 6)
+
+
+def test_threshold_hides_at_most_a_twentieth():
+    """Over draws of what exists, validation and another composition alike: 5 % hidden on average;
+    none below 19."""
+    random = np.random.default_rng(0)
+    for n in (19, 51, 130):
+        hidden = []
+        for _ in range(4000):
+            rho = random.normal(size=n + 1)
+            hidden.append(rho[n] < experiment.greatest_threshold(rho[:n]))
+        assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** 0.5
+    assert experiment.greatest_threshold(random.normal(size=18)) is None
+    assert experiment.greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
+
+
+def test_a_mask_must_gain_more_than_it_is_expected_to_lose():
+    """Of n exchangeable compositions and one more, a τ that hides r of the n is expected to leave
+    n / (n + 1) of the share in sight: all ranks of the one more, counted."""
+    for n in (19, 40):
+        for hidden in (0, 1, 3):
+            in_sight = []
+            for rank in range(n + 1):  # of the next one, among the others, each as likely
+                threshold_rank = hidden + 1 if rank < hidden + 1 else hidden
+                in_sight.append(rank >= threshold_rank)
+            kept = np.mean(in_sight) / (1 - hidden / n)
+            assert kept == pytest.approx(1 - experiment.expected_loss(n), abs=1e-12)
+
+
+@pytest.mark.parametrize("shown, distraction, hides", [(20, 3.0, True), (20, -9.0, False),
+                                                       (18, 3.0, False)])
+def test_the_justified_threshold(shown, distraction, hides):
+    """It hides two of low ρ that attract answers, and none of those that exist; nothing where
+    that gains nothing, or too few unseen ones are shown."""
+    random = np.random.default_rng(0)
+    seen = np.arange(30).reshape(5, 6) < 8
+    rho = np.where(np.arange(30) < 28, 0.5 + np.arange(30) / 60, 0.1).reshape(5, 6)
+    target = np.repeat(np.arange(8 + shown), 3)
+    scores = random.normal(size=(len(target), 30)) + 2 * (np.arange(30) == target[:, None])
+    scores[:, 28:] += distraction
+    given = (Given(), torch.as_tensor(scores).float(), target, seen, rho)
+    threshold, _ = experiment.best_threshold(*given, mask="justified")
+    assert (0.1 < threshold <= rho[1, 2]) if hides else threshold == -1
+    assert experiment.best_threshold(*given)[0] >= threshold
+
+
+@pytest.mark.parametrize("seen_count, unseen_count, rivals", [
+    (30, 0, "seen"), (30, 19, "seen"), (30, 20, "all"), (29, 19, "all")])
+def test_few_unseen_compositions_among_many_seen_do_not_compete(
+        seen_count, unseen_count, rivals, capsys):
+    """Of 60 at least 30 seen, and fewer than 20 unseen in validation: said, and can be undone."""
+    seen = np.arange(60).reshape(6, 10) < seen_count
+    shown = 59 - np.arange(unseen_count)
+    dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(shown, 0)))
+    assert experiment.choose_rivals(dataset, "open") == rivals
+    assert ("--rivals all" in capsys.readouterr().out) == (rivals == "seen")
 
 
 # ---- going on ----
@@ -433,23 +505,10 @@ def test_temperature_at_its_limits():
     # of six images one is equally right for all: (5 + 1/5) / 6 is the share of the truth
     share = (5 + 1 / 5) / 6
     assert float((scores / right).softmax(1)[0, 0]) == pytest.approx(share, abs=1e-4)
-    assert experiment.fit_temperature(scores, (torch.arange(5) + 1) % 5) > 1e3
+    assert experiment.fit_temperature(scores, (torch.arange(5) + 1) % 5) > 10
     for same in (torch.ones(3, 4), torch.zeros(0, 4), torch.zeros(2, 1)):
         nobody = torch.zeros(len(same), dtype=torch.int64)
         assert experiment.fit_temperature(same, nobody) == 1.0
-
-
-class Given(torch.nn.Module):
-    """A model whose scores are the features."""
-
-    states = torch.zeros(5, 1)
-    objects = torch.zeros(6, 1)
-
-    def compositions(self):
-        return None
-
-    def score(self, features, compositions):
-        return features.reshape(-1, 5, 6)
 
 
 def test_probabilities_from_the_definition():
@@ -468,7 +527,7 @@ def test_probabilities_from_the_definition():
     inside = [i for i in range(40) if target[i] in columns]
     truths = torch.tensor([columns.index(target[i]) for i in inside])
     expected = experiment.fit_temperature(ranked[inside], truths)
-    assert 0 < len(inside) < 40 and temperature == pytest.approx(expected, rel=1e-4)
+    assert 0 < len(inside) < 40 and temperature == pytest.approx(expected, rel=1e-3)
     shares, answers = (ranked / temperature).softmax(1).max(1)
     right = np.mean([columns[answer] == truth for answer, truth in zip(answers, target)])
     found = experiment.certainty(*given, dict(some=temperature))["some"]
@@ -494,8 +553,9 @@ def test_predicting_images(drawn, tmp_path, capsys):
     """By the command that a run prints; from each candidate set; by folder, where what cannot be
     read is named together."""
     out = tmp_path / "a run"
+    pixels = ["--features", "pixels", "--cache", tmp_path]
     short = ["--data-root", drawn, "--device", "cpu", "--epochs", 2]
-    status, lines = predict(capsys, *short, "--out", out)
+    status, lines = predict(capsys, *short, *pixels, "--out", out)
     command = shlex.split(lines[-1].partition("; next: ")[2])
     assert command[:2] == ["python", "compcos.py"]
     for candidates in experiment.CANDIDATE_SETS:
@@ -524,8 +584,9 @@ def test_shapes_are_what_the_docstring_says(drawn):
     assert dataset.feasible[dataset.seen].all()
     assert not experiment.occurring(dataset)[~dataset.feasible].any()
     features = image_features.load_features(dataset)[1]
-    image = Image.open(dataset.path(dataset.images["test"][5]))
-    np.testing.assert_allclose(features["test"][5], image_features.pixels(image), atol=1e-5)
+    photo = dataset.path(dataset.images["test"][5])
+    pixels = image_features.extract([photo], backbone="pixels", device="cpu")
+    np.testing.assert_allclose(features["test"][5], pixels[0], atol=1e-5)
 
 
 def test_learning_is_earned(drawn, tmp_path):

@@ -13,8 +13,10 @@ import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import baselines
 import compcos
@@ -81,6 +83,12 @@ def compcos_options(toy, *more):
             "--batch-size", 32, "--device", "cpu", *more]
 
 
+def seeds_options(toy, folder):
+    """Three seeds of two members, on pixels of the photos."""
+    return compcos_options(toy, "--members", 2, "--seed", 0, 1, 2, "--features", "pixels",
+                           "--cache", folder / "cache", "--out", folder / "seeds")
+
+
 def metrics_of(folder):
     """(metrics.json without versions, how many processes it was made with)."""
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -92,8 +100,14 @@ def metrics_of(folder):
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """Own data with features and vectors."""
-    return make_toy(tmp_path_factory.mktemp("data") / "toy")
+    """Own data with features, vectors and photos."""
+    folder = make_toy(tmp_path_factory.mktemp("data") / "toy")
+    (folder / "images").mkdir()
+    random = np.random.default_rng(0)
+    for name in np.load(folder / "features.npz")["files"]:
+        photo = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
+        photo.save(folder / "images" / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +117,7 @@ def job(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("done")
     commands = dict(
         wrong=compcos_options(toy, "--features", "nowhere.npz"),
-        seeds=compcos_options(toy, "--members", 2, "--seed", 0, 1, 2, "--out", folder / "seeds"),
+        seeds=seeds_options(toy, folder),
         one=compcos_options(toy),
         baseline=["baselines.py", "--model", "symnet", "--dataset", toy, "--epochs", 2, "--device",
                   "cpu", "--seed", 0, 1, "--out", folder / "baseline"],
@@ -136,9 +150,8 @@ def test_parts_of_two_processes(done, part):
     said_by(done, part)
 
 
-def test_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
-    options = compcos_options(toy, "--members", 2, "--seed", 0, 1, 2, "--out", tmp_path / "seeds")
-    one = run_one(*options)
+def test_photos_and_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
+    one = run_one(*seeds_options(toy, tmp_path))
     two = said_by(done, "seeds")
     assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
     for name in "seed0", "seed1", "seed2", ".":
@@ -154,7 +167,8 @@ def test_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
 def test_one_seed_is_trained_by_one(toy, done, tmp_path):
     """A note says so; the folder, which was not given, is one; the numbers are one process's."""
     said = said_by(done, "one")
-    assert said.count("note: 2 processes for 1 seed") == 1 and said.count("(test, %)") == 1
+    assert said.count("note: each seed is trained by one process") == 1
+    assert said.count("(test, %)") == 1
     assert [path.name for path in (done / "runs").iterdir()] == ["toy-compcos-open"]
     run_one(*compcos_options(toy, "--out", tmp_path / "one"))
     ours, processes = metrics_of(done / "runs/toy-compcos-open")

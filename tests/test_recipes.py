@@ -1,218 +1,229 @@
-"""Recipes and members from the command line: lengths in steps, resuming, loading, predicting;
-changing the project."""
+"""Recipes and members from the command line: lengths in steps, resuming, loading, predicting, what
+ends a training; changing the project as README says."""
 
-import csv
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import baselines
+import common
 import compcos
 import data
-import evaluate
 import experiment
-import reproduce
+import train
 from compcos import CompCos, Members, predict, predict_images
-from test_experiment import toy  # noqa: F401, a fixture
+from test_experiment import few_steps, numbers, rows_of, run, toy  # noqa: F401, fixtures
 
 README = Path(__file__).parent.parent / "README.md"
 
 
-def run(folder, out, *options):
-    """A short strong run on the CPU; its metrics."""
-    compcos.main(
-        ["--dataset", str(folder), "--out", str(out), "--device", "cpu", *map(str, options)]
-    )
-    return json.loads((out / "metrics.json").read_text())
+def settings_of(folder):
+    return json.loads((folder / "metrics.json").read_text())["settings"]
 
 
-def without_settings(metrics):
-    """What two runs of the same numbers share."""
-    return {key: value for key, value in metrics.items() if key not in ("settings", "versions")}
-
-
-def test_a_folder_gets_the_strong_recipe(toy, tmp_path, capsys):  # noqa: F811
-    metrics = run(toy, tmp_path / "run", "--epochs", 2, "--warmup", 1, "--members", 2)
-    settings = metrics["settings"]
-    assert settings["recipe"] == "strong" and settings["members"] == 2
-    assert settings["lr"] == 5e-4 and settings["dim"] == 300 and not settings["unit_images"]
-    assert "strong recipe, 2 members" in capsys.readouterr().out
-    published = run(toy, tmp_path / "published", "--epochs", 2, "--recipe", "published")["settings"]
-    assert published["recipe"] == "published" and published["members"] == 1
+def test_a_folder_gets_the_strong_recipe(toy, tmp_path):  # noqa: F811
+    strong = settings_of(run(toy, tmp_path / "strong", "--epochs", 1, "--members", 2))
+    assert strong["recipe"] == "strong" and strong["members"] == 2
+    assert strong["dim"] == 300 and strong["dropout"] == 0.85 and not strong["unit_images"]
+    paper = settings_of(run(toy, tmp_path / "paper", "--epochs", 1, "--recipe", "paper"))
+    assert paper["recipe"] == "paper" and paper["dim"] is None and paper["rivals"] == "all"
+    for length in ("warmup", "patience"):
+        assert strong[length] == paper[length] == compcos.FOLDER[length]
+    named = compcos.defaults()["utzappos"]
+    assert (named["recipe"], named["scale"], named["epochs"]) == ("paper", 50.0, 300)
+    assert compcos.defaults("strong")["utzappos"]["scale"] == 2.6
 
 
 def test_a_dataset_with_a_setting_that_is_none(monkeypatch):
     monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(scal=50.0, epochs=100))
-    with pytest.raises(ValueError, match=r"OF_DATASET\['birds'\] sets scal: expected .*scale"):
+    with pytest.raises(ValueError, match=r"OF_DATASET\['birds'\] sets scal, epochs: expected .*scale"):
         compcos.defaults()
 
 
-@pytest.mark.parametrize("images, passes, steps_an_epoch", [
-    (460, 6, 22), (8000, 1, 63), (30000, 1, 235), (60, 20, 20)])
-def test_lengths_are_counted_in_steps(images, passes, steps_an_epoch):
-    chosen = dict(compcos.STRONG)
-    experiment.steps_to_epochs(chosen, images)
-    steps = chosen["epochs"] * steps_an_epoch
-    assert chosen["passes"] == passes
-    assert steps >= 2600 and (steps < 2600 + steps_an_epoch or chosen["epochs"] == 40)
-    assert abs(chosen["warmup"] * steps_an_epoch - 980) <= steps_an_epoch / 2
-    given = compcos.STRONG | dict(epochs=7)
-    experiment.steps_to_epochs(given, images)
-    assert given["epochs"] == 7 and given["patience"] is None
-    assert (given["passes"], given["warmup"]) == (passes, chosen["warmup"])  # epochs are as long
-
-
 def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
-    """Two members, one epoch and one more, against two at once: metrics and weights alike."""
-    options = ["--members", 2, "--warmup", 2]
-    whole = run(toy, tmp_path / "whole", "--epochs", 2, *options)
-    run(toy, tmp_path / "part", "--epochs", 1, *options)
-    part = run(toy, tmp_path / "part", "--epochs", 2, "--resume", *options)
-    assert without_settings(part) == without_settings(whole)
-    weights = [CompCos.load(tmp_path / name / "best.pt").state_dict() for name in ("whole", "part")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-def test_members_live_in_one_file(toy, tmp_path):  # noqa: F811
-    """best.pt of three members loads, scores as their mean, predicts, and gives the feasibility
-    that was reported."""
-    run(toy, tmp_path / "run", "--epochs", 2, "--members", 3, "--save-scores")
-    model = CompCos.load(tmp_path / "run/best.pt")
-    assert isinstance(model, Members) and len(model.members) == 3
+    """Two members of the strong recipe, one epoch and one more, against two at once; best.pt scores
+    as their mean, as was saved, and gives the feasibility that was reported."""
+    options = ["--members", 2, "--warmup", 2, "--save-scores", "--epochs"]
+    whole = run(toy, tmp_path / "whole", *options, 2)
+    part = run(toy, tmp_path / "part", *options, 1)
+    run(toy, part, *options, 2, "--resume")
+    assert numbers(part) == numbers(whole)
+    model = CompCos.load(whole / "best.pt")
+    assert isinstance(model, Members) and len(model.members) == 2
+    again = CompCos.load(part / "best.pt").state_dict()
+    assert all(torch.equal(weight, again[name]) for name, weight in model.state_dict().items())
     dataset = data.load(str(toy))
-    stored = data.read_features(toy / "features.npz")
-    rows = {name: row for name, row in zip(stored["files"], stored["features"])}
-    features = np.stack([rows[name] for name in dataset.images["test"]])
-    scores = model(torch.as_tensor(features)).detach().flatten(1).numpy()
-    np.testing.assert_allclose(scores, np.load(tmp_path / "run/scores.npy"), atol=1e-5)
-    np.testing.assert_allclose(
-        model.feasibility(dataset.seen), model.checkpoint["feasibility"], atol=1e-6
-    )
-    assert (predict(model, features, k=1)[0][:, 0] == scores.argmax(1)).all()
+    scores = model(features_of(toy, dataset.images["test"])).detach().flatten(1)
+    np.testing.assert_allclose(scores, np.load(whole / "scores.npy"), atol=1e-5)
+    rho = model.feasibility(dataset.seen)
+    np.testing.assert_allclose(rho, model.checkpoint["feasibility"], atol=1e-6)
 
 
-def assert_scores_as_saved(toy, folder):  # noqa: F811
-    """The best.pt of a run scores the first test image as --save-scores has kept it."""
-    model = CompCos.load(folder / "best.pt")
-    stored = data.read_features(toy / "features.npz")
-    row = list(stored["files"]).index(data.load(str(toy)).images["test"][0])
-    score = model(torch.as_tensor(stored["features"][[row]])).detach().numpy().ravel()
-    np.testing.assert_allclose(score, np.load(folder / "scores.npy")[0], atol=1e-5)
+def features_of(toy, images):  # noqa: F811
+    stored = data.read_features(toy / "features.npz", images)
+    rows = {name: row for row, name in enumerate(stored["files"])}
+    return torch.as_tensor(stored["features"][[rows[image] for image in images]])
 
 
-class Learnt(compcos.TrainingLoss):
-    """A loss with a number that is learnt."""
+class Edited(CompCos):
+    """A number more in the scores, which is learnt."""
 
-    def __init__(self, model, seen, **settings):
-        super().__init__(model, seen, **settings)
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
         self.number = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, model, features, target):
-        return super().forward(model, features, target) + self.number**2
+    def compare(self, *computed):
+        return self.number * super().compare(*computed)
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_what_an_own_loss_learns_is_trained_and_is_no_part_of_prediction(
-        toy, tmp_path, monkeypatch, members):  # noqa: F811
-    monkeypatch.setattr(compcos, "TrainingLoss", Learnt)
-    run(toy, tmp_path / "run", "--epochs", 2, "--members", members, "--save-scores")
-    weights = torch.load(tmp_path / "run/best.pt")["weights"]
-    learnt = [float(value) for name, value in weights.items() if name.endswith("number")]
-    assert len(learnt) == members and max(learnt) < 1
-    monkeypatch.undo()
-    assert_scores_as_saved(toy, tmp_path / "run")
+Edited.__name__ = "CompCos"  # as after an edit of the class itself
 
 
-def test_the_mask_never_hides_from_a_user_what_the_folder_names(toy, tmp_path):  # noqa: F811
-    run(toy, tmp_path / "run", "--epochs", 1)
-    model = CompCos.load(tmp_path / "run/best.pt")
-    model.checkpoint["threshold"] = 2.0  # would hide every unseen composition
-    dataset = data.load(str(toy))
-    named = set(np.concatenate([dataset.targets[phase] for phase in data.PHASES]).tolist())
-    allowed = compcos.allowed_answers(model.checkpoint)["open_masked"]
-    assert named == set(np.flatnonzero(allowed).tolist())
+def test_a_new_parameter_is_trained_saved_and_loaded(toy, tmp_path, monkeypatch):  # noqa: F811
+    """By the code that has it; by other code the file is refused."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compcos, "CompCos", Edited)
+        out = run(toy, tmp_path / "run", "--save-scores")
+        model = Edited.load(out / "best.pt")
+        assert float(model.number.detach()) != 1
+        test = data.load(str(toy)).images["test"]
+        scores = model(features_of(toy, test)).detach().flatten(1)
+        np.testing.assert_allclose(scores, np.load(out / "scores.npy"), atol=1e-5)
+    with pytest.raises(ValueError, match="best.pt.*number.*train anew") as raised:
+        CompCos.load(out / "best.pt")
+    assert "\n" not in str(raised.value)
 
 
-def test_predictions_as_a_table(toy, tmp_path, capsys, monkeypatch):  # noqa: F811
-    """Rows of --csv are those of predict_images; probabilities are the softmax over the candidates
-    allowed."""
-    run(toy, tmp_path / "run", "--epochs", 1, "--members", 2)
-    file = toy / "features.npz"
+# ---- prediction ----
+
+
+def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
+    """Rows of --csv are those of predict_images, sorted by their scores; probabilities are the
+    softmax over the candidates allowed, what is printed is sorted; one line for bad input."""
+    out = run(toy, tmp_path / "run", "--epochs", 2, "--members", 2)
+    model = CompCos.load(out / "best.pt")
+    model.checkpoint["bias"]["open"] = 0.7  # so that the order differs from that of the scores
+    stored = data.read_features(toy / "features.npz", ())
+    rows = predict_images(model, stored["files"], stored["features"], top=30, candidates="open")
+    scores = model(torch.as_tensor(stored["features"])).detach().flatten(1).numpy()
+    biased = scores + 0.7 * ~model.checkpoint["seen"].flatten().numpy()
+    ranked = np.array([row["score"] for row in rows]).reshape(len(scores), 30)
+    np.testing.assert_allclose(ranked, -np.sort(-biased), rtol=1e-5, atol=1e-6)
+    assert (np.diff(ranked) <= 0).all() and {row["rank"] for row in rows} == {*range(1, 31)}
+    indices, given = predict(model, stored["features"], k=30, bias=0.7)
+    np.testing.assert_allclose(given, np.take_along_axis(scores, indices, 1), rtol=1e-5, atol=1e-6)
+    shares = torch.tensor(ranked / model.checkpoint["temperature"]["open"]).softmax(1)
+    found = [row["probability"] for row in rows]
+    np.testing.assert_allclose(found, shares.flatten(), rtol=1e-4, atol=1e-7)
+
+    command = ["--checkpoint", str(out / "best.pt"), "--features", str(toy / "features.npz")]
     table = tmp_path / "answers.csv"
-    best = torch.load(tmp_path / "run/best.pt")
-    compcos.main(
-        [
-            "--checkpoint",
-            str(tmp_path / "run/best.pt"),
-            "--features",
-            str(file),
-            "--csv",
-            str(table),
-            "--candidates",
-            "open",
-            "--top",
-            "30",
-            "--device",
-            "cpu",
-        ]
-    )
-    with open(table, newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    model = CompCos.load(tmp_path / "run/best.pt")
-    stored = data.read_features(file)
-    assert len(rows) == 30 * len(stored["files"])
-    expected = predict_images(model, stored["files"], stored["features"], top=30, candidates="open")
-    assert [row["object"] for row in rows] == [row["object"] for row in expected]
-    ranked = model(torch.as_tensor(stored["features"][:1])).detach().flatten()
-    ranked += best["bias"]["open"] * ~best["seen"].flatten()
-    shares = (ranked / best["temperature"]["open"]).softmax(0).sort(descending=True).values
-    found = [float(row["probability"]) for row in rows[:30]]  # best first
-    np.testing.assert_allclose(found, shares, rtol=1e-4, atol=1e-7)
-    for options, message in (
-        (["--top", "0"], "--top is 0"),
-        (["--predict", "nowhere.png"], "no features of"),
-    ):
-        with pytest.raises(SystemExit):
-            compcos.main(
-                ["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file), *options]
-            )
-        assert message in capsys.readouterr().err
+    compcos.main([*command, "--top", "2", "--csv", str(table)])
+    expected = predict_images(CompCos.load(out / "best.pt"), stored["files"], stored["features"],
+                              top=2)
+    assert [[*map(str, row.values())] for row in expected] == [
+        [*row.values()] for row in rows_of(table)]
+    capsys.readouterr()
+    compcos.main([*command, "--top", "4"])
+    printed = re.findall(r"^ +(-?[0-9.]+) +[0-9]+%", capsys.readouterr().out, re.MULTILINE)
+    printed = np.array(printed, float).reshape(len(scores), 4)
+    assert (np.diff(printed) <= 0).all()
+    for options, message in ((["--top", "0"], "--top"), (["--csv", str(out)], "cannot write"),
+                             (["--predict", "a.png"], "either --predict IMAGE")):
+        with pytest.raises(SystemExit) as stop:
+            compcos.main([*command, *options])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
-    empty = tmp_path / "empty.npz"
-    np.savez(empty, files=np.zeros(0, str), features=stored["features"][:0])
-    with pytest.raises(SystemExit):
-        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(empty)])
-    assert f"{empty} holds features of no image" in capsys.readouterr().err
 
-    # A disk that fills up: the file is named, the earlier table stays, and no part of the new one.
-    before = sorted(path.name for path in tmp_path.iterdir())
-    answers = table.read_bytes()
-    write_bytes = Path.write_bytes
+def test_images_that_files_and_folders_name(tmp_path, capsys):
+    names = ["a.png", "new/b.JPG", "new/deep/c.png", "new/notes.doc"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    paths = [str(tmp_path / name) for name in names]
+    assert compcos.find_images([paths[0], str(tmp_path / "new"), paths[1]]) == paths[:3]
+    assert "notes.doc" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no image in"):
+        (tmp_path / "empty").mkdir()
+        compcos.find_images([tmp_path / "empty"])
 
-    def fill_up(path, contents):
-        write_bytes(path, contents[:len(contents) // 2])
+
+# ---- what ends a training ----
+
+
+def fit(out, *, lr=1e-2, validate=lambda: 0.5, **options):
+    """`train.fit` of a small model on 40 images; its history."""
+    torch.manual_seed(0)
+    seen = torch.eye(4, 5) > 0
+    model = CompCos(torch.randn(4, 6), torch.randn(5, 6), 8, hidden=12).set_training(seen)
+    x = torch.randn(40, 8)
+    target = torch.arange(40) % 4 * 6
+    keywords = dict(epochs=3, batch_size=16, weight_decay=0.0, seed=0, out=out, settings={})
+    return train.fit(model, x, target, validate, lr=lr, **keywords | options)
+
+
+def test_lengths_are_counted_in_steps(tmp_path, monkeypatch):
+    """An epoch has as many whole passes as its least steps need; patience ends a training."""
+    orders = []
+    draw = train.draw_order
+    monkeypatch.setattr(train, "draw_order", lambda *given: orders.append(draw(*given))
+                        or orders[-1])
+    for epoch_steps, passes in ((0, 1), (2, 1), (3, 2), (65, 26)):
+        orders.clear()
+        fit(tmp_path, epochs=1, epoch_steps=epoch_steps)
+        counts = torch.bincount(torch.cat(orders))
+        assert counts.tolist() == [passes] * 40
+    values = iter([0.1, 0.3, 0.3, 0.2, 0.9])
+    history = fit(tmp_path, epochs=9, patience=2, validate=lambda: next(values))
+    assert [row["validation"] for row in history] == [0.1, 0.3, 0.3, 0.2]
+
+
+def test_what_diverges_is_said_to(tmp_path):
+    with pytest.raises(ValueError, match=r"not finite after epoch \d.*lower --lr \(1e\+30\)"):
+        fit(tmp_path, lr=1e30)
+    with pytest.raises(ValueError, match=r"loss is nan.*after epoch 1"):
+        fit(tmp_path, lr=float("inf"))
+
+
+def test_an_error_of_the_last_save_hides_no_other(tmp_path, monkeypatch, capsys):
+    """A full disk after a bug in validation, or after Ctrl-C: both are told."""
+    values = iter([0.1])
+    real = common.os.replace
+
+    def validate():
+        try:
+            return next(values)
+        except StopIteration:
+            raise error from None
+
+    def full(source, place):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", fill_up)
-    with pytest.raises(SystemExit) as stop:
-        compcos.main(["--checkpoint", str(tmp_path / "run/best.pt"), "--features", str(file),
-                      "--csv", str(table), "--top", "1"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.count("\n") == 1
-    assert error.endswith(f"cannot write {table}: No space left on device\n")
-    assert table.read_bytes() == answers
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    for error, message in ((ZeroDivisionError("a bug"), "a bug"),
+                           (KeyboardInterrupt(), "stopped: .*last.pt")):
+        values = iter([0.1])
+        monkeypatch.setattr(common.os, "replace", full)
+        with pytest.raises(type(error), match=message):
+            fit(tmp_path, validate=validate)
+        assert "epoch 1 is not kept" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(common.os, "replace", real)
+    values = iter([0.1])
+    with pytest.raises(KeyboardInterrupt, match="from which --resume goes on"):
+        fit(tmp_path, validate=validate)
+    assert torch.load(tmp_path / "last.pt")["epoch"] == 1
+
+
+# ---- what README's "Change it" says ----
 
 
 def examples():
-    """The blocks of README's "Change it", as it prints them: own loss, model, dataset."""
+    """Its blocks, as it prints them: own loss, model, dataset."""
     section = README.read_text(encoding="utf-8").split("## Change it")[1].split("\n## ")[0]
     blocks = re.findall("```(?:python|text)\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 3
@@ -222,59 +233,35 @@ def examples():
     return blocks
 
 
-@pytest.mark.parametrize("recipe", ["published", "strong"])
-@pytest.mark.parametrize("world", ["open", "closed"])
+@pytest.mark.parametrize("recipe, world", [("paper", "open"), ("strong", "closed")])
 def test_the_loss_of_readme_is_trained_by(toy, tmp_path, monkeypatch, recipe, world):  # noqa: F811
-    options = ["--recipe", recipe, "--world", world, "--members", 1, "--epochs", 2, "--plain-loss"]
-    before = run(toy, tmp_path / "before", *options)
+    options = ["--recipe", recipe, "--world", world, "--epochs", 2]
+    losses = [[float(row["loss"]) for row in
+               rows_of(run(toy, tmp_path / "before", *options) / "log.csv")]]
     names = vars(compcos).copy()
     exec(examples()[0], names)
     monkeypatch.setattr(compcos, "image_losses", names["image_losses"])
-    after = run(toy, tmp_path / "after", *options)
-    logs = []
-    for name in ("before", "after"):
-        with open(tmp_path / name / "log.csv", newline="") as file:
-            logs.append([float(row["loss"]) for row in csv.DictReader(file)])
+    losses.append([float(row["loss"]) for row in
+                   rows_of(run(toy, tmp_path / "after", *options) / "log.csv")])
     # (1 - p)² < 1, so each focal loss is below the cross-entropy
-    assert 0 < logs[1][0] < logs[0][0]
-    assert before["settings"]["plain_loss"] and after["test"] != before["test"]
+    assert 0 < losses[1][0] < losses[0][0] and losses[1][1] < losses[0][1]
 
 
-def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch, capsys):  # noqa: F811
-    """Training, resuming, three candidate sets, files, and rows in the tables of reproduce.py."""
+def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
+    """Training, resuming, all candidate sets, best.pt; test_reproduce.py has such a report."""
     monkeypatch.setattr(baselines, "MODELS", dict(apart=baselines.Apart))
     names = {}
     exec(examples()[1], names)
     assert baselines.MODELS["mine"] is names["Mine"]
     assert names["Mine"].__bases__ == (baselines.Compared,)
-    common = ["--dataset", str(toy), "--device", "cpu", "--out"]
+    common_options = ["--dataset", str(toy), "--device", "cpu", "--out"]
     for out, epochs, more in (("whole", 4, []), ("part", 2, []), ("part", 4, ["--resume"])):
         options = ["--model", "mine", "--epochs", str(epochs), *more]
-        baselines.main([*common, str(tmp_path / out), *options])
-    whole = json.loads((tmp_path / "whole/metrics.json").read_text())
-    part = json.loads((tmp_path / "part/metrics.json").read_text())
-    assert without_settings(part) == without_settings(whole)
-    assert tuple(whole["test"]) == experiment.CANDIDATE_SETS
-    files = {path.name for path in (tmp_path / "part").iterdir()}
-    assert files >= {*experiment.RESULTS, "last.pt", "log.csv"}
-    # best.pt holds what makes the model anew
+        baselines.main([*common_options, str(tmp_path / out), *options])
+    assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
+    assert tuple(numbers(tmp_path / "part")["test"]) == experiment.CANDIDATE_SETS
     contents = experiment.load_best(tmp_path / "part/best.pt", "Mine")
-    dataset = data.load(str(toy))
-    vectors = torch.zeros(len(dataset.states), 5), torch.zeros(len(dataset.objects), 5)
-    model = names["Mine"](*vectors, seen=dataset.seen, **contents["config"])
-    weights = contents["weights"]
-    model.states = torch.nn.Parameter(torch.empty_like(weights["states"]))
-    model.objects = torch.nn.Parameter(torch.empty_like(weights["objects"]))
-    model.load_state_dict(weights)
-
-    out = tmp_path / "report"
-    reproduce.main([*common, str(out), "--quick", "--seeds", "0", "--only", "table1", "masking",
-                    "--mine", "--lr 1e-3"])
-    report = json.loads((out / "report.json").read_text())
-    assert "mine" in report["table1"]["open"] and "mine, mask" in report["masking"]
-    run_of_mine = json.loads((out / "runs/mine/seed0/metrics.json").read_text())
-    assert run_of_mine["settings"]["lr"] == 1e-3
-    assert "| mine | exact |" in (out / "report.md").read_text()
+    assert contents["weights"]["to_state.weight"].shape == (5, 256)
 
 
 def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
@@ -284,205 +271,41 @@ def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(compcos, "OF_DATASET", dict(compcos.OF_DATASET))
     named, settings = [eval("{%s\n}" % line) for line in examples()[2].splitlines()]
     data.FOLDERS.update(named)
-    options = ["--data-root", tmp_path, "--epochs", 2]
-    found = run("birds", tmp_path / "run", *options)["settings"]
-    assert found["dataset"] == "birds" and found["recipe"] == "strong"
+    options = ["--data-root", tmp_path, "--epochs", 1]
+    assert settings_of(run("birds", tmp_path / "strong", *options))["recipe"] == "strong"
     compcos.OF_DATASET.update(settings)
-    found = run("birds", tmp_path / "published", *options)["settings"]
-    assert found["recipe"] == "published"
-    assert (found["scale"], found["epochs"], found["margin"]) == (50.0, 2, 0.4)
+    found = settings_of(run("birds", tmp_path / "paper", *options))
+    assert (found["recipe"], found["scale"], found["margin"]) == ("paper", 50.0, 0.4)
 
 
-BROKEN = {  # what is wrong with a model -> what is said of it, before any training
-    "mean": r"Broken.loss gives \(\d+,\): expected a 0-dim tensor, the mean over the batch",
-    "loss": "Broken has no loss: a model offers all of states, objects, loss",
-    "config": "Broken has no config",
-    "order": r"Broken.score gives \(2, \d+, \d+\) for 2 images: expected \(B, S, O\)",
-    "feasibility": r"Broken.feasibility gives \(3,\): expected \(S, O\)",
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what, message", [
+    ("mean", r"Broken.loss gives \(\d+,\): expected a 0-dim tensor, the mean over the batch"),
+    ("lacking", "Broken has no after_epoch: a model offers all of states, objects, loss"),
+    ("score", r"Broken.score has shape \(2, 6, 5\): expected \(2, 5, 6\)"),
+    ("feasibility", r"Broken.feasibility has shape \(3,\): expected \(5, 6\)")])
 def test_a_model_that_breaks_the_contract_is_told_before_training(
-        toy, tmp_path, what, monkeypatch, capsys):  # noqa: F811
+        toy, tmp_path, monkeypatch, capsys, what, message):  # noqa: F811
     class Broken(baselines.Apart):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            if what == "config":
-                del self.config
-
         def score(self, features, compositions=None):
             scores = super().score(features, compositions)
-            return scores.mT if what == "order" else scores
+            return scores.mT if what == "score" else scores
 
         def feasibility(self, seen):
             return np.zeros(3) if what == "feasibility" else super().feasibility(seen)
 
+        def loss(self, features, target):
+            return features.mean(1) if what == "mean" else super().loss(features, target)
+
         @property
-        def loss(self):
-            if what == "loss":
-                raise AttributeError("loss")
-            if what == "mean":
-                return lambda features, target: features.mean(1)
-            return super().loss
+        def after_epoch(self):
+            if what == "lacking":
+                raise AttributeError("after_epoch")
+            return super().after_epoch
 
     monkeypatch.setitem(baselines.MODELS, "mine", Broken)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=dict(epochs=1)))
-    out = tmp_path / "run"
     with pytest.raises(SystemExit):
         baselines.main(["--model", "mine", "--dataset", str(toy), "--device", "cpu",
-                        "--out", str(out)])
-    assert re.search(BROKEN[what], capsys.readouterr().err)
-    assert not (out / "last.pt").exists()
-
-
-def test_plain_loss_is_an_option(toy, tmp_path):  # noqa: F811
-    """--plain-loss trains by compcos_loss itself; the numbers are those of the fused form up to
-    rounding."""
-    options = ["--recipe", "published", "--epochs", 3]
-    fused = run(toy, tmp_path / "fused", *options)["test"]["open"]["exact"]["auc"]
-    plain = run(toy, tmp_path / "plain", *options, "--plain-loss")["test"]["open"]["exact"]["auc"]
-    assert plain == pytest.approx(fused, abs=0.02)
-
-
-def smoothed(logits, target):
-    """Cross-entropy with smoothed labels, (B,)."""
-    return torch.nn.functional.cross_entropy(logits, target, reduction="none", label_smoothing=0.1)
-
-
-class Shifted(CompCos):
-    """Its scores are not those of Eq. 1."""
-
-    def score(self, features, compositions):
-        return super().score(features, compositions) + self.states.mean(1)[:, None]
-
-
-@pytest.mark.parametrize("world, name, edited", [
-    ("open", "image_losses", smoothed), ("open", "CompCos", Shifted),
-    ("closed", "CompCos", Shifted)])
-def test_an_edit_that_training_would_not_see_is_named(
-        toy, tmp_path, monkeypatch, capsys, world, name, edited):  # noqa: F811
-    """Before an earlier run is removed; by --plain-loss it trains."""
-    options = ["--epochs", 1, "--members", 1, "--world", world]
-    run(toy, tmp_path / "run", *options)
-    monkeypatch.setattr(compcos, name, edited)
-    with pytest.raises(SystemExit):
-        run(toy, tmp_path / "run", *options)
-    assert "train by --plain-loss" in capsys.readouterr().err
-    assert (tmp_path / "run/metrics.json").exists()
-    run(toy, tmp_path / "run", *options, "--plain-loss")
-
-
-def test_partner_counts_from_the_definition():
-    random = np.random.default_rng(0)
-    seen = random.random((5, 7)) < 0.4
-    expected = np.zeros(seen.shape)
-    unseen = []
-    for s, o in np.argwhere(~seen):
-        expected[s, o] = np.log(seen[s].sum() + 0.5) + np.log(seen[:, o].sum() + 0.5)
-        unseen.append(expected[s, o])
-    expected = np.where(seen, 0, (expected - np.mean(unseen)) / np.std(unseen, ddof=1))
-    np.testing.assert_allclose(compcos.log_partners(torch.as_tensor(seen)), expected, atol=1e-12)
-    assert not compcos.log_partners(torch.ones(2, 3, dtype=torch.bool)).any()
-
-
-def test_the_prior_is_chosen_on_validation_and_kept(toy, tmp_path):  # noqa: F811
-    """Where the seen competed alone its weight is the best one by validation, which may be 0;
-    best.pt holds it; with margins, and in the published recipe, there is none."""
-    options = ["--epochs", 2, "--members", 2]
-    metrics = run(toy, tmp_path / "closed", *options, "--world", "closed", "--save-scores")
-    assert metrics["prior_weight"] in compcos.PRIOR_WEIGHTS
-    assert_scores_as_saved(toy, tmp_path / "closed")
-    published = ["--world", "closed", "--recipe", "published"]
-    for number, extra in enumerate((["--rivals", "all"], published)):
-        assert "prior_weight" not in run(toy, tmp_path / str(number), *options, *extra)
-
-
-@pytest.mark.parametrize("seen_count, unseen_count, rivals", [
-    (30, 0, "seen"), (30, 19, "seen"), (30, 20, "all"), (29, 19, "all"), (40, 19, "seen")])
-def test_few_unseen_compositions_among_many_seen_do_not_compete(
-        seen_count, unseen_count, rivals, capsys):
-    """Of 60 at least 30 seen, and fewer than 20 unseen in validation: said, and can be undone."""
-    seen = np.arange(60).reshape(6, 10) < seen_count
-    shown = 59 - np.arange(unseen_count)
-    dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(shown, 0)))
-    assert experiment.choose_rivals(dataset, "open") == rivals
-    assert ("--rivals all" in capsys.readouterr().out) == (rivals == "seen")
-
-
-def test_the_rivals_of_a_run(toy, tmp_path):  # noqa: F811
-    """Less than half of the toy's compositions are seen."""
-    options = ["--epochs", 1, "--members", 1]
-    found = {}
-    for name, extra in dict(own=[], seen=["--rivals", "seen"],
-                            published=["--recipe", "published"]).items():
-        found[name] = run(toy, tmp_path / name, *options, *extra)["settings"]["rivals"]
-    assert found == dict(own="all", seen="seen", published="all")
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_the_seen_alone_compete_as_in_the_closed_world(plain):
-    """With rivals "seen" the open world's loss is Eq. 2, before and after an epoch."""
-    random = np.random.default_rng(0)
-    seen = torch.tensor(random.random((4, 5)) < 0.5)
-    seen[0, 0] = True
-    features = torch.as_tensor(random.normal(size=(8, 6)), dtype=torch.float32)
-    target = torch.as_tensor(random.choice(np.flatnonzero(seen), 8))
-    torch.manual_seed(0)
-    model = CompCos(random.normal(size=(4, 3)), random.normal(size=(5, 3)), 6, dropout=0.0)
-    losses = []
-    for choice in dict(world="closed"), dict(rivals="seen"):
-        model.set_training(seen, plain=plain, **choice)
-        for epoch in (1, 2):
-            losses.append(float(model.loss(features, target).detach()))
-            model.after_epoch(epoch)
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
-    with pytest.raises(ValueError, match="rivals 'none'"):
-        model.set_training(seen, rivals="none")
-
-
-def test_the_best_weight_of_the_prior_wins():
-    model = CompCos(np.eye(3), np.eye(3), 4)
-    seen = torch.tensor([[True, True, False], [True, False, False], [False, False, True]])
-    model.set_training(seen, world="closed", scale=2.0, partner_prior=True)
-    expected = compcos.log_partners(seen).float()
-
-    def likes(weight):
-        def validate():
-            prior = 0.0 if model.prior is None else model.prior
-            return -float((2.0 * prior - weight * expected).abs().sum())
-        return validate
-
-    assert model.after_training(likes(0.3)) == dict(prior_weight=0.3)
-    torch.testing.assert_close(model.prior, 0.3 * expected / 2.0)
-    assert model.after_training(likes(0.0)) == dict(prior_weight=0.0) and model.prior is None
-
-
-def test_a_mask_must_gain_more_than_it_is_expected_to_lose():
-    """Of n exchangeable compositions and one more, a τ that hides r of the n is expected to leave
-    n / (n + 1) of the share in sight: all ranks of the one more, counted."""
-    for n in (19, 40):
-        for hidden in (0, 1, 3):
-            in_sight = []
-            for rank in range(n + 1):  # of the next one, among the others, each as likely
-                threshold_rank = hidden + 1 if rank < hidden + 1 else hidden
-                in_sight.append(rank >= threshold_rank)
-            kept = np.mean(in_sight) / (1 - hidden / n)
-            assert kept == pytest.approx(1 - experiment.expected_loss(n), abs=1e-12)
-
-
-def test_a_run_ends_with_commands_that_work(toy, tmp_path, capsys):  # noqa: F811
-    """The last lines name a command that predicts and one that draws the curve, as they stand."""
-    out = tmp_path / "a run"
-    run(toy, out, "--epochs", 1, "--save-scores")
-    steps = {}
-    for line in capsys.readouterr().out.splitlines():
-        if line.startswith("  "):
-            name, _, command = line.partition(":")
-            steps[name.strip()] = shlex.split(command)
-    assert steps["predict"][:2] == ["python", "compcos.py"] and steps["predict"][-1] == "FILE"
-    compcos.main([*steps["predict"][2:-1], str(toy / "features.npz"), "--device", "cpu"])
-    assert "candidates, bias" in capsys.readouterr().out
-    assert steps["a curve"][:2] == ["python", "evaluate.py"]
-    evaluate.main([steps["a curve"][2]])
-    assert "AUC" in capsys.readouterr().out
+                        "--out", str(tmp_path / "run")])
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run/last.pt").exists()

@@ -1,7 +1,7 @@
-"""The plain forms, as the equations stand: what tests and `benchmark.py` hold the fast forms to.
+"""The plain forms, as the equations stand: what tests hold the fast forms to.
 
-Shapes: B images, F features, S states, O objects, C = S*O compositions, P chosen pairs, D shared
-space, R rows (an image with a composition).
+Shapes: B images, F features, S states, O objects, P chosen pairs, D word vectors, K modules of w
+numbers, R rows (an image with a composition).
 
 The compared systems' forms take parameters by their published names: those of the golden files, or
 `published(model)`. All of them take images x (B,F) and pairs (P,2) of state and object, and give
@@ -12,30 +12,6 @@ import torch
 from torch.nn import functional as nnf
 
 import baselines
-from compcos import compcos_loss
-
-
-# ---- CompCos ----
-
-
-def plain_cosines(model, features):
-    """Eq. 1 as it is written, (B,S,O): every composition embedded by W [φ(s); φ(o)], (C,D)."""
-    state_count = len(model.states)
-    object_count = len(model.objects)
-    pairs = torch.cartesian_prod(torch.arange(state_count), torch.arange(object_count))
-    embeddings = model.embed_compositions(pairs.to(features.device))
-    cosines = model.embed_images(features) @ embeddings.T
-    return cosines.view(-1, state_count, object_count)
-
-
-def plain_step(model, optimizer, features, target, *, scale, seen, margin):
-    """A training step of the open world in the plain form, the baseline of benchmark.py."""
-    optimizer.zero_grad()
-    cosines = plain_cosines(model, features)
-    loss = compcos_loss(cosines, target, scale=scale, seen=seen, margin=margin)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 # ---- the compared systems' parameters by their published names ----
@@ -199,17 +175,17 @@ def direct_apart(parameters, x, pairs):
 # ---- TMN ----
 
 
-def direct_norm(parameters, name, x, training):
-    """BatchNorm; in training the running statistics change."""
+def direct_norm(parameters, name, x):
+    """BatchNorm by the running statistics."""
     return nnf.batch_norm(x, parameters[f"{name}.running_mean"], parameters[f"{name}.running_var"],
-                        parameters[f"{name}.weight"], parameters[f"{name}.bias"], training)
+                        parameters[f"{name}.weight"], parameters[f"{name}.bias"])
 
 
-def direct_gates(parameters, pairs, modules, training):
+def direct_gates(parameters, pairs, modules):
     """The gates of rows (R,2), (R,modules) each: one a module and layer, and one for the end."""
     gater = "gating_network.gater"
     hidden = linear(parameters, f"{gater}.task_linear1", word_pairs(parameters, pairs))
-    hidden = torch.relu(direct_norm(parameters, f"{gater}.task_bn1", hidden, training))
+    hidden = torch.relu(direct_norm(parameters, f"{gater}.task_bn1", hidden))
     logits = linear(parameters, f"{gater}.joint_linear2", hidden)
     return [group.softmax(1) for group in logits.split(modules, 1)]
 
@@ -219,19 +195,19 @@ def mixed(gate, outputs):
     return torch.bmm(gate[:, None], outputs).squeeze(1)
 
 
-def direct_tmn(parameters, x, pairs, training):
+def direct_tmn(parameters, x, pairs):
     """Outputs (R,) of rows x (R,F), pairs (R,2): module after module, as published."""
     network = "comp_network._module_list"
     places = [key.split(".")[2:4] for key in parameters if key.startswith(network)]
     layers = 1 + max(int(layer) for layer, _ in places)
     modules = 1 + max(int(module) for _, module in places)
-    gates = iter(direct_gates(parameters, pairs, modules, training))
+    gates = iter(direct_gates(parameters, pairs, modules))
 
     outputs = []
     for module in range(modules):
         name = f"{network}.0.{module}"
         inputs = linear(parameters, f"{name}.0", x)
-        outputs.append(torch.relu(direct_norm(parameters, f"{name}.1", inputs, training)))
+        outputs.append(torch.relu(direct_norm(parameters, f"{name}.1", inputs)))
     outputs = torch.stack(outputs, 1)                                         # (R,K,w)
 
     for layer in range(1, layers):
@@ -239,35 +215,23 @@ def direct_tmn(parameters, x, pairs, training):
         for module in range(modules):
             name = f"{network}.{layer}.{module}"
             inputs = mixed(next(gates), outputs)                              # (R,w)
-            inputs = direct_norm(parameters, f"{name}.0", inputs, training)
+            inputs = direct_norm(parameters, f"{name}.0", inputs)
             inputs = linear(parameters, f"{name}.1", inputs)
-            later.append(torch.relu(direct_norm(parameters, f"{name}.2", inputs, training)))
+            later.append(torch.relu(direct_norm(parameters, f"{name}.2", inputs)))
         outputs = torch.stack(later, 1)
 
     last = f"comp_network._end_modules.0.{layers - 1}"
-    inputs = direct_norm(parameters, f"{last}.0", mixed(next(gates), outputs), training)
+    inputs = direct_norm(parameters, f"{last}.0", mixed(next(gates), outputs))
     return linear(parameters, f"{last}.1", inputs).squeeze(1)
 
 
 def direct_tmn_scores(parameters, x, pairs):
-    """TMN's scores by the running statistics, a pair at a time."""
+    """TMN's scores, a pair at a time."""
     scores = []
     for pair in pairs:
-        scores.append(direct_tmn(parameters, x, pair.expand(len(x), 2), training=False))
+        scores.append(direct_tmn(parameters, x, pair.expand(len(x), 2)))
     return torch.stack(scores, 1)
-
-
-def direct_tmn_loss(parameters, x, pairs):
-    """Cross-entropy of the truth, the first of pairs (B,1+n,2); the running statistics change."""
-    rows = x[:, None].expand(-1, pairs.shape[1], -1).flatten(0, 1)
-    scores = direct_tmn(parameters, rows, pairs.flatten(0, 1), training=True).view(len(x), -1)
-    return nnf.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long))
 
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
           "tmn": direct_tmn_scores, "apart": direct_apart}
-
-
-if __name__ == "__main__":
-    print("reference.py holds the plain forms of the equations, for tests and reading; run "
-          "`python -m pytest`.")
