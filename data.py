@@ -31,6 +31,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 import common
+from feasibility import read_pairs
 
 PHASES = "train", "val", "test"
 FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa", "shapes": "shapes"}
@@ -168,22 +169,6 @@ def read_published(folder):
     for image, state, object_, phase in read_metadata(folder / METADATA):
         rows.append((plain(image), (clean(state), clean(object_)), phase))
     return lists, rows
-
-
-def read_pairs(path):  # until feasibility.py is merged
-    """One `state object` a line, a tab or a comma between names with blanks: list of pairs."""
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
-        if not line.strip():
-            continue
-        separator = next((sign for sign in "\t," if sign in line.strip()), None)
-        names = [clean(name) for name in line.strip().split(separator)]
-        if len(names) != 2:
-            raise ValueError(f"{path} line {number}: expected `state object`, found {line!r}")
-        pairs.append(tuple(names))
-    if not pairs:
-        raise ValueError(f"{path} is empty")
-    return pairs
 
 
 def read_metadata(file, keys=METADATA_KEYS):
