@@ -85,7 +85,7 @@ class BiasSweep:
         self._places = min(self.topk, count)  # further places of the top k would stay empty
         self._seen_group = _group(self.seen & self.candidates)
         self._unseen_group = _group(~self.seen & self.candidates)
-        self._parts = [np.empty((0, KEPT))]  # (B, 8) each
+        self._parts = [np.empty((KEPT, 0))]  # (8, B) each
 
     def update(self, scores, target):
         """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
@@ -154,8 +154,8 @@ class BiasSweep:
 
     def _images(self):
         """The Images so far; ValueError without any."""
-        kept = np.concatenate(self._parts)
-        if not len(kept):
+        kept = np.concatenate(self._parts, axis=1)
+        if not kept.size:
             raise ValueError("no images to evaluate: the set is empty, call update first")
         self._parts = [kept]
         return _images(kept, self.seen)
@@ -271,7 +271,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 
     def areas(i):  # of both protocols at steps[i]
         column = np.where(truth_wins[:, i], target, -1)  # which other column wins does not matter
-        kept = _decisive(*best_seen, best[:, i, None], column[:, None], target, whole._codes)
+        score = best[:, i].astype(float)
+        kept = _decisive(*best_seen, score[:, None], column[:, None], target, whole._codes)
         images = _images(kept, whole.seen)
         return [_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS]
 
@@ -404,35 +405,28 @@ def _checked_best(name, scores, columns, group, shape):
 
 
 def _decisive(seen_scores, seen_columns, unseen_scores, unseen_columns, target, codes):
-    """Reduce the (B, k) best of both groups to what decides at every bias: (B, 8).
+    """Reduce the (B, k) best of both groups to what decides at every bias: (8, B).
 
     Seen rank i and unseen rank k-1-i compete for one place of the top k; the seen one holds it for
     biases up to crossing[:, i]. So what must be right (the composition, its state, its object: one
     of `codes` (P,) each, the last two nan if not known) is right up to one bias, -inf if at none,
     because of a seen column, and above another, inf if at none, because of an unseen one.
     """
-    kept = np.full((len(target), KEPT), np.nan)
+    kept = np.full((KEPT, len(target)), np.nan)
     crossing = _crossings(seen_scores, unseen_scores[:, ::-1])
     for at, code in zip((UP_TO, STATE, OBJECT), codes):
-        kept[:, at] = _at_best_match(code, target, seen_columns, crossing, -np.inf)
-        kept[:, at + 1] = _at_best_match(code, target, unseen_columns, crossing[:, ::-1], np.inf)
+        truth = code[target][:, None]
+        # Of several seen columns the last one to lose its place counts, of unseen the first to win.
+        right = (code[seen_columns] == truth) & (seen_columns >= 0)
+        kept[at] = np.where(right, crossing, -np.inf).max(axis=1)
+        right = (code[unseen_columns] == truth) & (unseen_columns >= 0)
+        kept[at + 1] = np.where(right, crossing[:, ::-1], np.inf).min(axis=1)
 
     # The published protocol takes its biases from the score of an unseen truth in the top k.
     is_truth = unseen_columns == target[:, None]
-    truth_score = np.where(is_truth, unseen_scores, -LIMIT).max(axis=1)
-    kept[:, GAP] = seen_scores[:, -1] - truth_score
-    kept[:, TARGET] = target
+    kept[GAP] = seen_scores[:, -1] - np.where(is_truth, unseen_scores, -LIMIT).max(axis=1)
+    kept[TARGET] = target
     return kept
-
-
-def _at_best_match(code, target, columns, crossing, never):
-    """The crossing (B,) of the best of `columns` (B, k) with the target's code, or `never`.
-
-    The best one is the last to lose its place, or the first to win one.
-    """
-    match = (code[columns] == code[target][:, None]) & (columns >= 0)
-    rows = np.arange(len(match))
-    return np.where(match.any(axis=1), crossing[rows, match.argmax(axis=1)], never)
 
 
 def _crossings(seen, unseen):
@@ -459,7 +453,7 @@ class Images(NamedTuple):
 
     Each turns once as the bias grows: if its truth is seen, wrong, else right.
     """
-    kept: np.ndarray  # (N, 8)
+    kept: np.ndarray  # (8, N)
     target: np.ndarray  # (N,) column of the truth
     seen: np.ndarray  # (N,) bool, whether the truth is a seen composition
     order: np.ndarray  # (N,) rows by the bias above which they turn
@@ -469,10 +463,10 @@ class Images(NamedTuple):
 
 
 def _images(kept, seen):
-    """The Images of what is kept (N, 8) and the mask of seen compositions (P,)."""
-    target = kept[:, TARGET].astype(int)
+    """The Images of what is kept (8, N) and the mask of seen compositions (P,)."""
+    target = kept[TARGET].astype(int)
     is_seen = seen[target]
-    turn = np.where(is_seen, kept[:, UP_TO], kept[:, ABOVE])
+    turn = np.where(is_seen, kept[UP_TO], kept[ABOVE])
     order = np.argsort(turn)
     turn = turn[order]
     bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
@@ -482,18 +476,18 @@ def _images(kept, seen):
 def _curve(images, counts, weights, protocol):
     """The Curve of images drawn `counts` (N,) times that weigh `weights`, and the area under it."""
     _choice("protocol", protocol, PROTOCOLS)
-    seen = images.seen
+    seen = images.seen[images.order]
+    weights = weights[images.order]
     # What has turned wrong (seen) and right (unseen) once the first n images have turned: (N + 1,)
-    lost = np.append(0, np.cumsum((weights * seen)[images.order]))
-    gained = np.append(0, np.cumsum((weights * ~seen)[images.order]))
+    lost = np.append(0, np.cumsum(weights * seen))
+    gained = np.append(0, np.cumsum(weights * ~seen))
 
-    if protocol == "exact":
-        bias = images.bias
-        turned = images.turned
-    else:
-        tried = ~seen & (images.kept[:, ABOVE] < 1000)  # unseen, and right at bias 1000
-        bias = np.sort(np.repeat(images.kept[tried, GAP], counts[tried])) - 1e-4
-        last = 1000 if counts[~seen].any() else -np.inf
+    bias = images.bias
+    turned = images.turned
+    if protocol == "published":
+        tried = ~images.seen & (images.kept[ABOVE] < 1000)  # unseen, and right at bias 1000
+        bias = np.sort(np.repeat(images.kept[GAP][tried], counts[tried])) - 1e-4
+        last = 1000 if gained[-1] else -np.inf
         bias = np.append(bias[::max(len(bias) // 20, 1)], last)
         turned = np.searchsorted(images.turn, np.nan_to_num(bias), "left")
 
@@ -554,10 +548,10 @@ def _bias_of_entry(curve, i):
 def _accuracy(kept, column, bias, weights):
     """The weighted share of images (N,) right at a bias (see _decisive), nan if there is none."""
     total = weights.sum()
-    if np.isnan(bias) or np.isnan(kept[0, column]) or not total:
+    if np.isnan(bias) or np.isnan(kept[column, 0]) or not total:
         return np.nan
     bias = np.nan_to_num(bias)  # infinite: beyond every crossing
-    right = (bias <= kept[:, column]) | (bias > kept[:, column + 1])
+    right = (bias <= kept[column]) | (bias > kept[column + 1])
     return weights[right].sum() / total
 
 
@@ -797,13 +791,14 @@ def write_compositions(sweep, path, average="image"):
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]
     for column in np.unique(images.target):
-        kept = images.kept[images.target == column]
+        kept = images.kept[:, images.target == column]
         pair = ["", ""]
         if sweep.pairs is not None:
             pair = sweep.pairs[column]
-        row = [column, *pair, int(sweep.seen[column]), int(sweep.candidates[column]), len(kept)]
+        row = [column, *pair, int(sweep.seen[column]), int(sweep.candidates[column]),
+               len(kept[0])]
         for bias in (0.0, best_bias, np.inf):
-            row.append(_accuracy(kept, UP_TO, bias, np.ones(len(kept), int)))
+            row.append(_accuracy(kept, UP_TO, bias, np.ones(len(kept[0]), int)))
         lines.append(",".join(map(str, row)))
     _write(path, lambda part: part.write_text("\n".join(lines) + "\n"))
 
