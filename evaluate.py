@@ -33,6 +33,7 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 import argparse
 import json
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -109,8 +110,8 @@ class BiasSweep:
         """Add B images already reduced to the k best seen and the k best unseen candidates.
 
         Scores and columns (B, min(k, P)) each, best first; where a group has fewer candidates the
-        rest is ignored. `target` (B,). Equal scores must stand
-        in the order of their columns to give what `update` gives; a GPU's topk may not do that.
+        rest is ignored. `target` (B,). Equal scores must stand in the order of their columns to
+        give what `update` gives; a GPU's topk may not do that.
         """
         target = _array("target", target, "iu", (None,), len(self.seen))
         shape = (len(target), self._places)
@@ -202,14 +203,15 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     Returns a dict: for each of `auc, best_hm, best_seen, best_unseen`, as fractions,
     `<metric>_a`, `<metric>_b` and `<metric>_difference` (a minus b), each with `_low` and `_high`
     over 1,000 seeded resamples that draw the same units for both, and `<metric>_a_leads`, the
-    share of the resamples in which a is strictly better; then `average, n_seen, n_unseen,
-    confidence, unit, topk, protocol`. For `unit` and `average` see `BiasSweep.report`.
+    share of the resamples in which a is strictly better; then `confidence, unit, average, n_seen,
+    n_unseen, topk, protocol`. For `unit` and `average` see `BiasSweep.report`.
     """
     _check_sweep(sweep_a)
     _check_sweep(sweep_b)
     _check_same(sweep_a, sweep_b, ("seen", "topk"))
     if sweep_a.pairs is not None and sweep_b.pairs is not None:
         _check_same(sweep_a, sweep_b, ("pairs",))
+    _numbers("confidence", confidence, ())
     both = [sweep_a._images(), sweep_b._images()]
     _check_same(*both, ("target",))
 
@@ -311,8 +313,7 @@ def _each_block(scores, target, count, work):
     """What work(block, target) makes of all blocks of rows, joined, in order.
 
     `scores` (N, count) is checked and read in blocks (B, count) of BLOCK numbers, C-contiguous
-    float32 or float64; `scratch` is an array of the block's shape and dtype that the work may
-    overwrite; it returns arrays (B, ...). A ValueError names the first bad row.
+    float32 or float64; the work returns arrays (B, ...). A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -340,8 +341,8 @@ def _each_block(scores, target, count, work):
 def _best(block, top, group, k):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    `top` (B,): the column of each row's greatest score if k is 1, else None. `scratch` is
-    overwritten. Returns scores (B, k) float64 and columns (B, k), padded with -inf and -1.
+    `top` (B,): the column of each row's greatest score if k is 1, else None. Returns
+    scores (B, k) float64 and columns (B, k), padded with -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -533,8 +534,8 @@ def _bias_of_entry(curve, i):
     """
     low = curve.bias[i]
     # Biases where only images without weight turn are no ends.
-    changed = (curve.seen[i:] != curve.seen[i]) | (curve.unseen[i:] != curve.unseen[i])
-    high = np.append(curve.bias[i:][changed], np.inf)[0]
+    lead = curve.unseen - curve.seen  # non-decreasing
+    high = np.append(curve.bias[lead > lead[i]], np.inf)[0]
     if low == -np.inf:
         return min(high - 1, 0.0)
     if high == np.inf:
@@ -547,12 +548,11 @@ def _bias_of_entry(curve, i):
 
 def _accuracy(kept, column, bias, weights):
     """The weighted share of images (N,) right at a bias (see _decisive), nan if there is none."""
-    total = weights.sum()
-    if np.isnan(bias) or np.isnan(kept[column, 0]) or not total:
+    if np.isnan(bias) or np.isnan(kept[column, 0]) or not weights.any():
         return np.nan
     bias = np.nan_to_num(bias)  # infinite: beyond every crossing
     right = (bias <= kept[column]) | (bias > kept[column + 1])
-    return weights[right].sum() / total
+    return weights[right].sum() / weights.sum()
 
 
 def _harmonic(a, b):
@@ -563,10 +563,10 @@ def _harmonic(a, b):
 
 
 def _draws(images, unit, average):
-    """How often each image (N,) is drawn, and how much it then weighs: first each once, then seeded
-    RESAMPLES with replacement.
+    """How often each image (N,) is drawn, and how much it then weighs.
 
-    These draw images, or whole compositions, as many seen and as many unseen ones as there are.
+    First each once, then RESAMPLES times with replacement, seeded: images, or whole compositions,
+    as many seen and as many unseen ones as there are.
     """
     _choice("unit", unit, UNITS)
     _choice("average", average, UNITS)
@@ -599,20 +599,20 @@ def _with_intervals(metrics, images, confidence, unit, average):
     """
     found = (metrics(*drawn) for drawn in _draws(images, unit, average))
     values = {name: float(value) for name, value in next(found).items()}
-    values |= {"average": average, "n_seen": int(images.seen.sum()),
-               "n_unseen": int((~images.seen).sum())}
     draws = {}
     if confidence is not None:
         confidence = float(_numbers("confidence", confidence, ()))
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence}")
         resampled = np.sort([list(each.values()) for each in found], axis=0)
-        values |= {"confidence": confidence, "unit": unit}
-        for name, drawn in zip(list(values), resampled.T):
-            draws[name] = drawn[~np.isnan(drawn)]  # a resample may lack seen or unseen images
+        for name, column in zip(list(values), resampled.T):
+            draws[name] = column[~np.isnan(column)]  # a resample may lack seen or unseen images
             last = len(draws[name]) - 1
             for end, share in (("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2)):
-                values[name + end] = float(drawn[max(round(share * last), 0)])
+                values[name + end] = float(column[max(round(share * last), 0)])
+        values |= {"confidence": confidence, "unit": unit}
+    values |= {"average": average, "n_seen": int(images.seen.sum()),
+               "n_unseen": int((~images.seen).sum())}
     return values, draws
 
 
@@ -772,8 +772,7 @@ def plot(sweep, reports, path):
     axes = Figure(layout="constrained").subplots()
     for protocol, report in reports.items():
         curve = sweep.curve(protocol, report.get("average", "image"))
-        label = f"{protocol}: AUC {report['auc']:.3f}, best HM {report['best_hm']:.3f}"
-        axes.plot(curve.unseen, curve.seen, ".-", label=label)
+        axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
         axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
     axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
     axes.legend(title=f"top-{sweep.topk}, star: best HM")
@@ -829,9 +828,8 @@ def run(options):
             against[protocol] = compare(sweep, other, options.confidence or 0.95, unit,
                                         protocol=protocol, average=options.average)
     if options.json:
-        everything = results | {"against": against} if against else results
+        text = json.dumps(results | {"against": against})
         # JSON has no nan and no infinity: they become null.
-        text = json.dumps(everything)
         print(json.dumps(json.loads(text, parse_constant=lambda name: None)))
     else:
         print(f"{_candidates(sweep)}; percent")
@@ -882,4 +880,5 @@ if __name__ == "__main__":
     for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end it without a word
         if hasattr(signal, name):  # Windows has no SIGPIPE
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.reconfigure(errors="backslashreplace")
     main()
