@@ -96,9 +96,7 @@ class BiasSweep:
         names the row; nothing of that call is added.
         """
         def reduce(block, target):
-            top = None
-            if self._places == 1:
-                top = block.argmax(axis=1)
+            top = block.argmax(axis=1) if self._places == 1 else None
             best_seen = _best(block, top, self._seen_group, self._places)
             best_unseen = _best(block, top, self._unseen_group, self._places)
             return (*best_seen, *best_unseen, target)
@@ -226,10 +224,9 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
 
     values, draws = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
-        values[f"{name}_a_leads"] = float("nan")
         differences = draws[f"{name}_difference"]
-        if len(differences):
-            values[f"{name}_a_leads"] = float(np.mean(differences > ROUNDING))
+        leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
+        values[f"{name}_a_leads"] = float(leads)
     return values | {"topk": sweep_a.topk, "protocol": protocol}
 
 
@@ -790,14 +787,12 @@ def write_compositions(sweep, path, average="image"):
     lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
              "accuracy_unseen_only"]
     for column in np.unique(images.target):
+        pair = ("", "") if sweep.pairs is None else sweep.pairs[column]
         kept = images.kept[:, images.target == column]
-        pair = ["", ""]
-        if sweep.pairs is not None:
-            pair = sweep.pairs[column]
-        row = [column, *pair, int(sweep.seen[column]), int(sweep.candidates[column]),
-               len(kept[0])]
+        once = np.ones(len(kept[0]), int)
+        row = [column, *pair, int(sweep.seen[column]), int(sweep.candidates[column]), len(once)]
         for bias in (0.0, best_bias, np.inf):
-            row.append(_accuracy(kept, UP_TO, bias, np.ones(len(kept[0]), int)))
+            row.append(_accuracy(kept, UP_TO, bias, once))
         lines.append(",".join(map(str, row)))
     _write(path, lambda part: part.write_text("\n".join(lines) + "\n"))
 
