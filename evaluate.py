@@ -22,10 +22,10 @@ Two protocols: `exact` tries every bias where a prediction changes; `published` 
 field's evaluator. It usually understates: its HM never exceeds the exact one, and its AUC does so
 only where scores lie closer than its step of 1e-4.
 
-Torch tensors are taken as they are, but bfloat16, of which `.float()` is. From a dictionary of
-scores by pair: `np.stack([d[p] for p in pairs], 1)`. Larger than memory: one `BiasSweep`, `update`
-a block; over several machines: `merge`. Reduced on a GPU: `update_kept`. Two systems on the same
-images: `compare`.
+Torch tensors are taken as they are, bfloat16 by `.float()`. From a dictionary of scores by pair:
+`np.stack([d[p] for p in pairs], 1)`. Larger than memory: one `BiasSweep`, `update` a block; over
+several machines: `merge`. Reduced on a GPU: `update_kept`. Two systems on the same images:
+`compare`.
 
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
 """
@@ -254,8 +254,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 
     def reduce(block, target):
         best_seen = _best(block, block.argmax(axis=1), whole._seen_group, 1)
-        # The best of each level, which for a level without columns is a score of the next: then
-        # the best of a step is the greatest of its own and the higher levels.
+        # The best of each level (reduceat gives a level without columns a score of the next one),
+        # and then of each step, the greatest of its own and all higher levels.
         best = np.full((len(block), len(steps)), -np.inf, block.dtype)
         best[:, some_remain] = np.maximum.reduceat(block.take(columns, axis=1),
                                                    starts[some_remain], axis=1)
@@ -268,7 +268,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     *best_seen, best, truth_wins, target = map(np.concatenate, zip(*parts))
     once = np.ones(len(target), int)
 
-    def areas(i):  # of both protocols at steps[i]
+    def areas(i):  # of both protocols at steps[i]: reduced to what `update` keeps for k = 1
         column = np.where(truth_wins[:, i], target, -1)  # which other column wins does not matter
         score = best[:, i].astype(float)
         kept = _decisive(*best_seen, score[:, None], column[:, None], target, whole._codes)
@@ -330,6 +330,7 @@ def _each_block(scores, target, count, work):
                              "to exclude compositions pass candidates")
         return work(block, target[start:start + size])
 
+    # NumPy lets go of the interpreter. In order, so the first bad row's error comes first.
     with ThreadPoolExecutor(THREADS) as pool:
         results = list(pool.map(check_and_work, range(0, max(len(scores), 1), size)))
     return [np.concatenate(arrays) for arrays in zip(*results)]
@@ -378,6 +379,7 @@ def _truth_wins(block, target, best, level):
     own_level = level[target]
     own_score = block[rows, target]
     wins = np.zeros(best.shape, bool)
+    # Few rows pass this test, so that a loop over them costs less than a pass over the block.
     for row in np.flatnonzero(best[rows, own_level] == own_score):
         lower = level[:target[row]][block[row, :target[row]] == own_score[row]]
         wins[row, lower.max(initial=-1) + 1:own_level[row] + 1] = True
@@ -392,6 +394,7 @@ def _checked_best(name, scores, columns, group, shape):
     scores[:, filled:] = -np.inf
     columns[:, filled:] = -1
 
+    # Candidates with finite scores, best first, each once.
     valid = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
     good = valid[:, :filled].all(axis=1)
     good &= (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
@@ -568,8 +571,8 @@ def _draws(images, unit, average):
     _choice("unit", unit, UNITS)
     _choice("average", average, UNITS)
     random = np.random.default_rng(0)
-    code = np.arange(len(images.target))  # of what is drawn
-    groups = [code]
+    code = np.arange(len(images.target))  # (N,) number of the unit that an image belongs to
+    groups = [code]  # of units, each drawn from apart
     if unit == "composition":
         code = images.target
         groups = [np.unique(code[half]) for half in (images.seen, ~images.seen) if half.any()]
@@ -579,10 +582,10 @@ def _draws(images, unit, average):
         weights = counts
         if average == "composition":
             # Its images share a weight of 1; one that is drawn twice as a unit counts as two.
-            share = np.bincount(images.target, counts)
+            sharing = np.bincount(images.target, counts)
             if unit == "composition":
-                share = np.bincount(images.target)
-            weights = counts / np.maximum(share, 1)[images.target]
+                sharing = np.bincount(images.target)
+            weights = counts / np.maximum(sharing, 1)[images.target]
         yield counts, weights
         for group in groups:
             draw = random.integers(len(group), size=len(group))
