@@ -257,7 +257,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         # The best of each level (reduceat gives a level without columns a score of the next one),
         # and then of each step, the greatest of its own and all higher levels.
         best = np.full((len(block), len(steps)), -np.inf, block.dtype)
-        best[:, some_remain] = np.maximum.reduceat(block.take(columns, axis=1),
+        best[:, some_remain] = np.maximum.reduceat(block.take(columns, axis=1, mode="clip"),
                                                    starts[some_remain], axis=1)
         best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
         return (*best_seen, best, _truth_wins(block, target, best, level), target)
@@ -346,10 +346,11 @@ def _best(block, top, group, k):
     rows = np.arange(len(block))
     best = np.full((len(block), k), -np.inf)
     where = np.full((len(block), k), -1)
-    # To gather a few columns takes less time than to hide the others, but not to gather many.
+    # To gather a few columns takes less time than to hide the others, but not to gather many (the
+    # columns exist: "clip" spares NumPy a check).
     few = 4 * len(columns) < block.shape[1]
     if few:
-        part = block.take(columns, axis=1)
+        part = block.take(columns, axis=1, mode="clip")
     else:
         if top is not None:
             # Where the best of all columns is of the group, it is the group's best.

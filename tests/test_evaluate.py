@@ -156,12 +156,16 @@ def test_closed_forms():
     tied = sweep_of(np.zeros((4, 4)), np.arange(4), seen)
     assert [tied.report()[name] for name in HEADLINE] == [0.125, 0, 0.5, 0.5]
     assert accuracy_at(tied, 0.0)["unseen"] == 0  # seen wins ties
+    assert tied.report()["bias"] == -1  # at the lower end, 1 away from the only turn
     # one image of each half: the seen one is right up to bias 0.5, the unseen one above 0.25
     report = evaluate([[0.75, 0, 0.25, 0], [0.5, 0, 0, 0.25]], np.array([0, 3]), seen)
     assert (report["best_hm"], report["bias"], report["auc"]) == (1, 0.375, 1)
     # the seen one is right up to a hair above 0.5, the unseen one above 0.5
     hair = np.nextafter(0.5, 1)
     assert evaluate([[hair, 0, 0, 0], [0.5, 0, 0, 0]], np.array([0, 2]), seen)["bias"] == hair
+    # of the top 2 the seen one stays at any bias, the unseen one is among them above 0.25
+    report = evaluate([[0.75, 0.5, 0.25]] * 2, np.array([0, 2]), seen[:3], topk=2)
+    assert (report["best_hm"], report["bias"]) == (1, 1.25)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -303,9 +307,11 @@ def test_thresholds_equal_separate_evaluations(kind, monkeypatch):
     scores, target, seen, masks = problem(6, kind, n=80, p=60)
     feasibility = np.random.default_rng(6).uniform(-1, 1, 60).round(1)
     scores += feasibility * {"opposed": -9, "agreeing": 9}.get(kind, 0)
+    if kind == "ties":  # of every truth, a candidate or not, with lower columns or none
+        scores[np.arange(80), target] = 0.5
     scores = scores.astype(np.float32)
     feasibility = feasibility.astype(np.float16)  # float16(0.1) < 0.1
-    thresholds = np.array([0.3, -2, -1, *np.linspace(-1, 1, 9), 0.3, 0.1, 2])
+    thresholds = np.array([0.3, -2, -1, *np.linspace(-1, 0.5, 7), 0.3, 0.1, 2])
     mask = masks["candidates"]
     blocks = ((scores[i:i + 30], target[i:i + 30]) for i in (0, 30, 60))
     got = threshold_sweep(blocks, seen, feasibility, thresholds, candidates=mask)
@@ -395,7 +401,6 @@ GOOD = dict(scores=np.zeros((3, 2)), target=TARGET, seen=SEEN)
 BLOCK = (GOOD["scores"], TARGET)
 BAD = [
     ("scores", np.zeros((3, 3)), r"real of shape \(any, 2\), got float64 of shape \(3, 3\)"),
-    ("scores", np.zeros(3), "scores must be real"),
     ("scores", [[0, 1], [0], [1, 1]], "scores cannot be read as an array"),
     ("scores", np.ma.zeros((3, 2)), "scores is a masked array"),
     ("scores", [[0, 0], [0, 2**53], [0, 0]], r"2\^53: row 1, column 1"),
@@ -405,7 +410,6 @@ BAD = [
     ("seen", np.zeros(0, bool), "at least 1"),
     ("pairs", np.zeros((2, 3), int), r"pairs must be integer of shape \(2, 2\), got int64"),
     ("topk", 0, "topk .* at least 1"),
-    ("topk", 10**30, "topk must be integer"),
     ("protocol", "fast", "exact.*published.*got 'fast'"),
     ("unit", np.zeros((9, 9)), "unit must be one of"),
     ("average", None, "average must be one of"),
@@ -459,7 +463,6 @@ def test_bad_kept_scores_are_named(name, value):
 @pytest.mark.parametrize("change, message", [
     (dict(seen=~SEEN), "differ in seen"),
     (dict(target=TARGET[::-1]), "differ in target"),
-    (dict(scores=np.zeros((2, 2)), target=TARGET[:2]), "differ in target"),
     (dict(topk=2), "differ in topk"),
     (dict(pairs=np.zeros((2, 2), int)), "differ in pairs"),
     (dict(scores=np.zeros((0, 2)), target=TARGET[:0]), "no images"),
