@@ -22,7 +22,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
-SAVING_SECONDS = 10  # after a signal, in which further ones do not interrupt the saving
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
 PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
 CLOSED_PIPE = 141    # the status of a program that SIGPIPE ended, as shells know it
@@ -84,18 +83,14 @@ def duration(seconds):
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
-def check_number(name, value, *, least=-math.inf, above=-math.inf, below=math.inf, most=math.inf):
+def check_number(name, value, *, least=-math.inf, above=-math.inf, below=math.inf):
     """The value, or a ValueError with its name: not finite, or out of this range."""
-    is_inside = least <= value <= most and above < value < below
-    if is_inside and math.isfinite(value):
+    if math.isfinite(value) and value >= least and above < value < below:
         return value
-    limits = dict(least="at least", above="more than", below="less than", most="at most")
-    given = dict(least=least, above=above, below=below, most=most)
-    expected = ["a finite number"]
-    for limit, words in limits.items():
-        if math.isfinite(given[limit]):
-            expected.append(f"{words} {given[limit]}")
-    raise ValueError(f"{name} is {value}: expected {', '.join(expected)}")
+    expected = f"a number of {least} or more"
+    if least == -math.inf:
+        expected = f"a number above {above}"
+    raise ValueError(f"{name} is {value}: expected {expected}, below {below}")
 
 
 def number(kind=float, **limits):
@@ -126,7 +121,7 @@ class Progress:
     ...     progress.update(1, note="0 broken")
     """
 
-    def __init__(self, what, total=None, unit="", together=False):
+    def __init__(self, what, total=None, unit=""):
         self.what = what
         self.total = total
         self.unit = unit
@@ -150,9 +145,6 @@ class Progress:
             self.is_drawn = True
         else:
             say(self.line(now, note))
-
-    def advance(self, count):
-        self.done += count
 
     def line(self, now, note=""):
         """What is shown at a time."""
@@ -351,7 +343,7 @@ def gather(value):
     return values
 
 
-def spread(items, work, progress=None):
+def spread(items, work):
     """Yield (item, work(item)) in order. Of several processes each works on every so-manyth item,
     alone, and what they found is yielded once all have ended."""
     if processes() == 1:
@@ -369,14 +361,12 @@ def spread(items, work, progress=None):
 
 def check_shared(folder):
     """OSError unless every process sees in `folder` what the first one writes there."""
-    if processes() == 1:
-        return
     note = Path(folder, ".shared")
-    written = secrets.token_hex(8)
+    written = gather(secrets.token_hex(8))[0]
     if rank() == 0:
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(written)
-    written = gather(written)[0]
+    gather("it is written")
     sees = gather(note.exists() and note.read_text() == written)
     if rank() == 0:
         note.unlink()
@@ -469,18 +459,12 @@ def interrupting_signals(received):
     """Inside, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that work is saved; their
     number is put into `received`.
 
-    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
-    What is ignored, as by nohup, stays so. Only the main thread may do this: others leave signals
-    to whoever runs them.
+    Further ones are ignored, since work is being saved. What is ignored already, as by nohup, stays
+    so. Only the main thread may do this: others leave signals to whoever runs them.
     """
-    interrupted_at = -math.inf
-
     def stop(number, frame):
-        nonlocal interrupted_at
-        now = time.monotonic()
-        if now - interrupted_at > SAVING_SECONDS:
-            interrupted_at = now
-            received.append(number)
+        received.append(number)
+        if len(received) == 1:
             raise KeyboardInterrupt
 
     before = {}
@@ -494,336 +478,3 @@ def interrupting_signals(received):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# ---- LEGACY: goes once all callers have moved ----
-
-import errno
-import glob
-import re
-import shutil
-from contextlib import nullcontext
-STALE_SECONDS = 3600
-HOLDING_SECONDS = 2
-WAITING_SECONDS = 0.2
-
-
-def write_quietly(stream, text):
-    """Write as it is and flush; a stream that is closed, or whose reader is gone, must not end the
-    work. Returns what the system said, an OSError, or None."""
-    if isinstance(stream, Forgiving):
-        stream = stream.stream
-    try:
-        stream.write(text)
-        stream.flush()
-    except (AttributeError, ValueError):
-        pass  # closed
-    except OSError as error:
-        return error
-    return None
-
-
-def printable(text):
-    r"""Text whose control characters are written out, but for the ends of lines: a file's name
-    cannot send commands to a terminal.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    characters = []
-    for character in str(text):
-        if character.isprintable() or character == "\n":
-            characters.append(character)
-        else:
-            characters.append(character.encode("unicode_escape").decode())
-    return "".join(characters)
-
-
-def write_whole(path, contents):
-    """Write bytes to a `.part` file and give it its name. OSError names the file that was meant."""
-    path = Path(path)
-    clear_parts(path.parent, path.name)
-    part = part_of(path)
-    try:
-        part.touch()
-        with held(part):
-            part.write_bytes(contents)
-            os.replace(part, path)
-    except OSError as error:
-        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def part_of(path):
-    """A new name beside `path` for what is to become `path`; no other process has it."""
-    return Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}.part")
-
-
-def clear_parts(folder, name=None):
-    """Remove the `.part` files and folders that dead processes left in a folder (of one name)."""
-    start = "*" if name is None else glob.escape(name)
-    for part in Path(folder).glob(f".{start}.*.part"):
-        is_own = re.search(r"\.[0-9a-f]{16}\.part$", part.name)  # and not, say, of a download
-        try:
-            if is_own and is_abandoned(part):
-                remove(part)
-        except OSError:
-            pass  # another process was faster
-
-
-def remove(part):
-    """Remove a file, or a folder with all that is in it."""
-    if part.is_dir():
-        shutil.rmtree(part)
-    else:
-        part.unlink()
-
-
-def is_abandoned(part):
-    """Whether nobody holds a `.part`; where that cannot be seen, whether it is an hour old.
-
-    One without content may have been made just now by a process that is about to hold it: it is
-    given the time to.
-    """
-    has_content = any(part.iterdir()) if part.is_dir() else part.stat().st_size > 0
-    if not has_content and time.time() - part.stat().st_mtime < HOLDING_SECONDS:
-        time.sleep(HOLDING_SECONDS)
-    try:
-        with held(part) as can_be_seen:
-            if can_be_seen:
-                return True
-    except BlockingIOError:
-        return False
-    return time.time() - part.stat().st_mtime > STALE_SECONDS
-
-
-@contextmanager
-def held(part):
-    """Hold a `.part` file or folder while it is filled, so that others see that this process lives.
-
-    Yields whether they can see it: some systems have no such locks. BlockingIOError: it is held.
-    """
-    if os.name == "nt":  # where what is held could be neither written nor renamed
-        yield False
-        return
-    handle = os.open(part, os.O_RDONLY)
-    try:
-        yield take_lock(handle)
-    finally:
-        os.close(handle)
-
-
-def reserve(path, size, meant=None):
-    """Give a new or sparse file `path` the room of `size` bytes. OSError names it, or what it is
-    `meant` to become, and leaves nothing."""
-    path = Path(path)
-    try:
-        with open(path, "r+b" if path.exists() else "wb") as file:
-            if size and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                file.truncate(size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise type(error)(error.errno, f"no room for {meant or path}, {size / 2**20:,.0f} MB: "
-                          f"{error.strerror}") from None
-
-
-def take_lock(handle):
-    """Lock an open file, of which a number tells; whether there are such locks. BlockingIOError:
-    another process has it."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except PermissionError as error:  # as Windows says that another process has it
-        raise BlockingIOError(error.errno, error.strerror) from None
-    except OSError:  # no locks, or not for this kind of file
-        return False
-    return True
-
-
-def share(count):
-    """The slice of `count` rows that is this process's; together they are all, in order of rank."""
-    return slice(count * rank() // processes(), count * (rank() + 1) // processes())
-
-
-def tally(together=True):
-    """A function `add(count)` that adds to one sum of all processes and returns it; if not
-    `together`, to one of this process.
-
-    All must call `tally` at the same place. To add, none waits for another, and the function adds
-    to the same sum inside `alone()`.
-    """
-    if not together or processes() == 1:
-        total = 0
-
-        def add(count):
-            nonlocal total
-            total += count
-            return total
-
-        return add
-    name = gather(secrets.token_hex(8))[0]
-    with group() as distributed:
-        # Numbers by name, which torchrun keeps for all; torch has no public way to it.
-        store = distributed.distributed_c10d._get_default_store()
-
-    def add_for_all(count):
-        with group():
-            return store.add(name, count)
-
-    return add_for_all
-
-
-def show_until(progress, add, count, note=lambda: ""):
-    """Show what all processes do until their sum, to which `add` of `tally` adds, is `count`: who
-    waits in `gather` shows nothing. note: gives what is shown beside."""
-    with progress:
-        while add(0) < count:
-            time.sleep(WAITING_SECONDS)
-            progress.update(0, note())
-
-
-def take_turns(count):
-    """Yield numbers below `count`, ascending; of several processes each number goes to the first
-    that is free. All must begin at the same place."""
-    take = tally()
-    number = take(1) - 1
-    while number < count:
-        yield number
-        number = take(1) - 1
-
-
-@contextmanager
-def signals_together():
-    """A function that tells whether any process was asked to stop, for all to stop at one place.
-
-    Inside, Ctrl-C, SIGTERM and SIGHUP wait for that, or for the end: who stopped in the midst of a
-    step would leave the others waiting for its gradients. With one process they interrupt at once.
-    """
-    with signals_held() if processes() > 1 else nullcontext([]) as received:
-        yield lambda: any(gather(bool(received)))
-
-
-@contextmanager
-def first_alone_prints():
-    """Inside, what processes other than the first print goes nowhere."""
-    if rank() == 0:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            yield
-
-
-def say_for_all(text):
-    """`say` what is wrong, once.
-
-    What all processes find, the first one says. Another speaks only if nothing ends it meanwhile,
-    as torchrun does once the first one has failed.
-    """
-    if rank() > 0:
-        text = f"process {rank()}: {text}"
-        try:
-            time.sleep(GRACE_SECONDS)
-        except KeyboardInterrupt:
-            return
-    elif processes() > 1:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, where another one failed
-    say(text)
-
-
-@contextmanager
-def handling_signals(handler):
-    """Inside, `handler(number, frame)` handles Ctrl-C, SIGTERM and SIGHUP.
-
-    What is ignored, as by nohup, or handled by other than Python stays as it is. Only the main
-    thread may do this: others leave signals to whoever runs them.
-    """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
-
-
-@contextmanager
-def signals_as_interrupts(received):
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, so that work is saved;
-    their number is put into `received`.
-
-    Others that follow soon are ignored, since work is being saved; later ones interrupt that, too.
-    """
-    at = -math.inf
-
-    def stop(number, frame):
-        nonlocal at
-        now = time.monotonic()
-        if now - at > SAVING_SECONDS:
-            at = now
-            received.append(number)
-            raise KeyboardInterrupt
-
-    with handling_signals(stop):
-        yield
-
-
-@contextmanager
-def signals_held():
-    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end. Yields the list of those that came."""
-    received = []
-    with handling_signals(lambda number, frame: received.append(number)):
-        yield received
-    for number in received[:1]:
-        signal.raise_signal(number)
-
-
-class Forgiving:
-    """A text stream that goes on when its reader has gone, and takes no commands to the terminal.
-
-    So no name of a file, a state or an object has to be looked at where it is printed. All else is
-    the stream's own.
-    """
-
-    def __init__(self, stream):
-        self.stream = stream
-        self.full = None  # what the system said where there was no room for what was printed
-
-    def write(self, text):
-        """Write what can be written, printable."""
-        error = write_quietly(self.stream, printable(text))
-        if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            self.full = error
-        return len(text)
-
-    def flush(self):
-        """Flush what can be flushed."""
-        write_quietly(self.stream, "")
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-
-def survive_odd_streams():
-    """Let stdout and stderr take any character, and not end the work when they are closed."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        try:
-            stream.reconfigure(errors="backslashreplace")
-        except (AttributeError, ValueError, OSError):
-            pass  # closed, or a test's or a notebook's own stream
-        if stream in (sys.__stdout__, sys.__stderr__):
-            setattr(sys, name, Forgiving(stream))

@@ -271,7 +271,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     saved_at = time.monotonic()
     try:
         with common.Progress("training", epochs, "epochs") as progress:
-            progress.advance(state["epoch"])
+            progress.done = state["epoch"]
             progress.start -= sum(row["seconds"] for row in state["history"])
             for epoch in range(state["epoch"] + 1, epochs + 1):
                 if patience and epoch > state["best"]["epoch"] + patience:

@@ -38,14 +38,14 @@ def test_durations_at_the_borders(seconds, shown):
 
 @pytest.mark.parametrize("value, limits, fits", [
     (0, dict(least=0), True), (-1, dict(least=0), False), (0, dict(above=0), False),
-    (1, dict(below=1), False), (1, dict(most=1), True), (2, dict(most=1), False),
+    (1, dict(below=1), False), (0.5, dict(above=0, below=1), True),
     (float("nan"), {}, False), (float("inf"), {}, False)])
 def test_numbers_are_taken_within_their_limits(value, limits, fits):
     parse = common.number(float, **limits)
     if fits:
         assert common.check_number("lr", value, **limits) == value == parse(str(value))
         return
-    with pytest.raises(ValueError, match="lr is .*: expected a finite number"):
+    with pytest.raises(ValueError, match="lr is .*: expected a number"):
         common.check_number("lr", value, **limits)
     with pytest.raises(argparse.ArgumentTypeError):
         parse(str(value))
@@ -238,10 +238,9 @@ def test_commands_pass_on_results_warnings_and_mistakes_of_the_program(capsys):
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
 def test_signals_save_as_ctrl_c_does(name, status):
-    """A second one that follows soon does not cut the saving; a later one does, if it hangs."""
+    """A second one does not cut the saving."""
     program = """
         import signal
-        common.SAVING_SECONDS = 1
         @common.command
         def main(argv=None):
             try:
@@ -250,9 +249,6 @@ def test_signals_save_as_ctrl_c_does(name, status):
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
                 print("saved", flush=True)
-                time.sleep(1.2)
-                os.kill(os.getpid(), signal.SIGINT)
-                print("not interrupted")
         main()"""
     process = script(program)
     assert process.stdout.readline() == "ready\n"
