@@ -22,7 +22,7 @@ def script(text, *arguments, **keywords):
     """A Python process with common imported, from the project's folder."""
     program = "import sys\nsys.path.insert(0, '.')\nimport common, os, time\n"
     program += textwrap.dedent(text)
-    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace")
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, cwd=HERE.parent, text=True, **(streams | keywords))
 

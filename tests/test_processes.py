@@ -18,13 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
-import baselines
 import compcos
 from test_experiment import make_toy
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-SCRIPTS = {"compcos.py": compcos.main, "baselines.py": baselines.main}
 PATIENCE = 300  # seconds until processes that do not end are ended
 
 
@@ -64,14 +62,14 @@ def workers(pid):
         return []
 
 
-def run_one(script, *arguments):
-    """stdout of a script in this process alone, with as many threads as torchrun gives each."""
+def run_one(arguments):
+    """stdout of a command in this process alone, with as many threads as torchrun gives each."""
     threads = torch.get_num_threads()
     out = io.StringIO()
     torch.set_num_threads(1)
     try:
         with redirect_stdout(out):
-            SCRIPTS[script](list(map(str, arguments)))
+            compcos.main([str(argument) for argument in arguments[1:]])
     finally:
         torch.set_num_threads(threads)
     return out.getvalue()
@@ -119,8 +117,6 @@ def job(toy, tmp_path_factory):
         wrong=compcos_options(toy, "--features", "nowhere.npz"),
         seeds=seeds_options(toy, folder),
         one=compcos_options(toy),
-        baseline=["baselines.py", "--model", "symnet", "--dataset", toy, "--epochs", 2, "--device",
-                  "cpu", "--seed", 0, 1, "--out", folder / "baseline"],
         report=["reproduce.py", "--dataset", toy, "--seed", 0, "--only", "masking", "--device",
                 "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"],
         endless=compcos_options(toy, "--epochs", 100_000, "--out", folder / "endless"))
@@ -151,7 +147,7 @@ def test_parts_of_two_processes(done, part):
 
 
 def test_photos_and_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
-    one = run_one(*seeds_options(toy, tmp_path))
+    one = run_one(seeds_options(toy, tmp_path))
     two = said_by(done, "seeds")
     assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
     for name in "seed0", "seed1", "seed2", ".":
@@ -170,17 +166,9 @@ def test_one_seed_is_trained_by_one(toy, done, tmp_path):
     assert said.count("note: each seed is trained by one process") == 1
     assert said.count("(test, %)") == 1
     assert [path.name for path in (done / "runs").iterdir()] == ["toy-compcos-open"]
-    run_one(*compcos_options(toy, "--out", tmp_path / "one"))
+    run_one(compcos_options(toy, "--out", tmp_path / "one"))
     ours, processes = metrics_of(done / "runs/toy-compcos-open")
     assert processes == 1 and json.dumps(ours) == json.dumps(metrics_of(tmp_path / "one")[0])
-
-
-def test_baselines_are_spread(toy, done, tmp_path):
-    run_one("baselines.py", "--model", "symnet", "--dataset", toy, "--epochs", 2, "--device",
-            "cpu", "--seed", 0, 1, "--out", tmp_path / "baseline")
-    assert said_by(done, "baseline").count("(test, %)") == 3
-    for seed in ("seed0", "seed1"):
-        assert metrics_of(done / "baseline" / seed) == metrics_of(tmp_path / "baseline" / seed)
 
 
 def test_runs_of_reproduce_are_spread(done):
@@ -231,5 +219,5 @@ def test_a_process_that_dies_ends_all(toy, tmp_path):
     status, _, error = finish(running)
     assert status != 0 and error.count("keeps the last whole epoch") == 1, error
     epoch = torch.load(out / "last.pt", weights_only=True)["epoch"]
-    run_one(*compcos_options(toy, "--out", out, "--epochs", epoch + 1, "--resume"))
+    run_one(compcos_options(toy, "--out", out, "--epochs", epoch + 1, "--resume"))
     assert metrics_of(out)[1] == 1

@@ -16,13 +16,12 @@ from unittest.mock import patch
 
 import torch
 
-import baselines
 import common
 import compcos
 import reproduce
 import train
 
-MAIN = {"compcos.py": compcos.main, "baselines.py": baselines.main, "reproduce.py": reproduce.main}
+MAIN = {"compcos.py": compcos.main, "reproduce.py": reproduce.main}
 RANK = common.rank()
 
 
