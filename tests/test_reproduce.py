@@ -165,7 +165,8 @@ def test_the_masks_of_the_appendix_are_evaluated_as_the_runs_were(toy, tmp_path,
 def test_both_recipes(toy, tmp_path):
     """The sections train what they need and no more; their numbers are those of the runs."""
     out = tmp_path / "out"
-    report, _ = run(toy, out, "--only", "recipes", "ablation", "--seed", 0)
+    report, text = run(toy, out, "--only", "recipes", "ablation", "--seed", 0)
+    assert "(test, exact protocol)" in text and "published protocol" not in text
     names = {path.name for path in (out / "runs").iterdir()}
     assert names == {"closed", *reproduce.RECIPES.values(),
                      *(name for name, _ in reproduce.ABLATION.values())}
