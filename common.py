@@ -8,7 +8,6 @@ import atexit
 import csv
 import datetime
 import functools
-import io
 import math
 import os
 import secrets
@@ -213,26 +212,26 @@ def reading(path, remedy):
 
 @contextmanager
 def writing(path, mode="w", shared=False):
-    """A file in memory, of text or bytes, that is written to `path` only if the block ends well.
+    """A file open for text or bytes, which becomes `path` only if the block ends well.
 
-    The bytes go to a temporary file beside `path`, which then takes its name: a kill or a full disk
-    leaves what was there before. Under a run's lock that file has one name, which the next run
-    uses again; `shared`, where several commands may write at once, each has its own. OSError names
-    `path`.
+    It is a temporary file beside `path`: a kill or a full disk leaves what was there before. Under
+    a run's lock it has one name, which the next run uses again; `shared`, where several commands
+    may write at once, each has its own. OSError names `path`.
     """
     path = Path(path)
-    file = io.BytesIO() if "b" in mode else io.StringIO(newline="")
-    yield file
-    content = file.getvalue()
-    if isinstance(content, str):
-        content = content.encode()
     number = f".{os.getpid()}" if shared else ""
     part = path.with_name(f".{path.name}{number}.part")
+    text = {} if "b" in mode else dict(encoding="utf-8", newline="")
     try:
-        part.write_bytes(content)
+        with open(part, mode, **text) as file:
+            yield file
         os.replace(part, path)
-    except OSError as error:
-        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:
+        # torch.save says by a RuntimeError that it could not write
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise type(cause)(cause.errno, f"cannot write {path}: {cause.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -449,7 +448,10 @@ def say_once(text):
     as torchrun does once the first one has failed.
     """
     if rank() > 0:
-        time.sleep(GRACE_SECONDS)
+        try:
+            time.sleep(GRACE_SECONDS)
+        except KeyboardInterrupt:  # torchrun ends this process
+            return
         text = f"process {rank()}: {text}"
     say(text)
 

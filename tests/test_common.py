@@ -130,6 +130,23 @@ def test_a_full_disk_names_the_file_and_keeps_the_old(tmp_path, monkeypatch, sha
     assert (str(os.getpid()) in parts[0]) == shared
 
 
+def test_a_disk_that_fills_up_is_named_whoever_writes(tmp_path):
+    """As a limit to the size of files, which torch.save tells by a RuntimeError."""
+    program = """
+        import resource, signal, torch
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+        @common.command
+        def main(argv=None):
+            with common.writing(sys.argv[1], "wb") as file:
+                torch.save(torch.zeros(100000), file)
+        main()"""
+    process = script(program, tmp_path / "best.pt")
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 2 and not list(tmp_path.iterdir())
+    assert error == f"error: [Errno 27] cannot write {tmp_path / 'best.pt'}: File too large\n"
+
+
 def test_whatever_is_wrong_with_a_file_is_one_line(tmp_path):
     path = tmp_path / "best.pt"
     path.write_text("x")
