@@ -76,18 +76,14 @@ class Explanation(NamedTuple):
 def explain(state, object, state_vectors, object_vectors, seen):
     """Why the composition with these two indices has its score: its seen relatives -> Explanation.
 
-    Arrays and errors as in feasibility_scores; ValueError, too, for an index out of range.
-    A seen composition does not explain itself: its lists leave it out.
+    Arrays and errors as in feasibility_scores. A seen composition does not explain itself: its
+    lists leave it out.
 
     >>> seen = np.array([[True, False], [True, True]])
     >>> explain(0, 1, [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]], seen)
     Explanation(lend_state=[(0, 0, 0.8)], lend_object=[(1, 1, 0.6)])
     """
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
-    S, O = seen.shape
-    if not 0 <= state < S or not 0 <= object < O:
-        raise ValueError(f"no composition of state {state} and object {object} among {S} states "
-                         f"by {O} objects")
     other_objects = _most_alike(object_cosines[object], seen[state], object)
     other_states = _most_alike(state_cosines[state], seen[:, object], state)
     return Explanation([(state, other, cosine) for other, cosine in other_objects],
@@ -112,12 +108,9 @@ def ranked(feasibility, seen, *, top=3):
     """The paper's ranked tables: most and least feasible unseen partners -> Ranking.
 
     feasibility (S, O), seen (S, O) bool. `top` of each per object, per state and overall; fewer
-    where fewer are unseen; ties keep index order. ValueError: shapes or types that do not fit,
-    a `top` below 1.
+    where fewer are unseen; ties keep index order. ValueError: shapes or types that do not fit.
     """
     feasibility, seen = _scores(feasibility, seen)
-    if top < 1:
-        raise ValueError(f"top is {top}; expected at least 1")
     objects = [_ends(scores, known, top) for scores, known in zip(feasibility.T, seen.T)]
     states = [_ends(scores, known, top) for scores, known in zip(feasibility, seen)]
     overall = _ends(feasibility.ravel(), seen.ravel(), top)
@@ -139,24 +132,21 @@ def hard_mask(feasibility, seen, threshold):
     feasibility (S, O), of whatever float type it is, is compared in float64, as the evaluation
     does. The mask is for an evaluation's candidates: scores are never to be multiplied by it, for
     a 0 would win against negative scores.
-    ValueError: shapes or types that do not fit, a threshold that is no number (nan; inf is one).
+    ValueError: shapes or types that do not fit.
     """
     feasibility, seen = _scores(feasibility, seen)
-    threshold = float(threshold)  # of float32, it may lie beside the feasibility it was taken from
-    if np.isnan(threshold):
-        raise ValueError("threshold is nan; expected a number")
-    return seen | (feasibility >= threshold)
+    # A threshold of float32 may lie beside the feasibility it was taken from.
+    return seen | (feasibility >= float(threshold))
 
 
 def median_mask(feasibility, seen, *, inverse=False):
     """The appendix's check on the hard mask -> (S, O) bool: seen, or upper half of the unseen.
 
-    The upper half are the unseen from their median up. `inverse` keeps the others, those below
-    it: if feasibility means anything, that is much the worse mask. ValueError as in hard_mask.
+    The upper half are the unseen from their median up; there must be some. `inverse` keeps the
+    others, those below it: if feasibility means anything, that is much the worse mask. ValueError
+    as in hard_mask.
     """
     feasibility, seen = _scores(feasibility, seen)
-    if seen.all():
-        return seen.copy()
     upper = feasibility >= np.median(feasibility[~seen])
     return seen | (~upper if inverse else upper)
 
@@ -204,11 +194,8 @@ def rank_correlation(a, b):
     """
     a = _finite(a, "a", 1)
     b = _finite(b, "b", a.shape)
-    a = _ranks(a)
-    b = _ranks(b)
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(np.corrcoef(a, b)[0, 1])
+    with np.errstate(invalid="ignore"):  # 0 / 0: one is constant
+        return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
 def agreement(scores, seen, *, occurring=None, published=None):
@@ -277,8 +264,6 @@ def _array(value, name, shape, kind="numbers"):
 
     shape: a tuple, or how many dimensions; kind: one of KINDS.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name} is a masked array, whose mask would be lost; fill it first")
     if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or without
         value = value.numpy(force=True)
     array = np.asarray(value)
@@ -315,12 +300,9 @@ def read_pairs(path):
 
     A tab, a comma or a semicolon parts names that have blanks, else a blank parts the two. Blanks
     and quotes around names, empty lines and a first line `state object` (`attr obj`) are passed
-    over. ValueError names the file and the line that is no pair; OSError: no such file.
+    over. ValueError names the file and the line that is no pair or no UTF-8; OSError: no such file.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is no UTF-8 text: save it as UTF-8 (CSV UTF-8)") from None
+    text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     pairs = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -328,9 +310,9 @@ def read_pairs(path):
         pair = tuple(" ".join(cell.strip(' "').split()) for cell in line.split(separator))
         if not line or (number == 1 and pair in HEADINGS):
             continue
-        if len(pair) != 2 or "" in pair or "\0" in line:
-            raise ValueError(f"{path}, line {number}: expected `state object` (a tab or a comma "
-                             f"between them where names have blanks), found {line[:60]!r}")
+        if len(pair) != 2 or "" in pair or "\ufffd" in line:  # it stands for what is no UTF-8
+            raise ValueError(f"{path}, line {number}: expected `state object` in UTF-8 (a tab or a "
+                             f"comma between them where names have blanks), found {line[:60]!r}")
         pairs.append(pair)
     if not pairs:
         raise ValueError(f"{path} is empty: expected `state object` a line")
@@ -471,8 +453,7 @@ def _read_vectors(path, names, missing):
         known, vectors = _read_arrays(path, "names", "vectors")
         vectors = _array(vectors, f"{path}: vectors", (known.size, *vectors.shape[1:]))
         return vectors[_places(names, known.tolist(), path)]
-    here = Path(__file__).parent
-    if not (here / "words.py").exists() or not (here / "compcos.py").exists():
+    if not Path(__file__).with_name("compcos.py").exists():  # then words.py is not ours
         raise ValueError(f"{path} is no .npz, and without words.py and compcos.py beside it this "
                          "script reads only an .npz of `names` (N,) and `vectors` (N, D)")
     from words import word_vectors
@@ -533,7 +514,6 @@ def _print_rankings(scores, seen, states, objects, top):
     for kind, names, partners, ends, table in tables:
         rows = []
         for name, (most, least), row in zip(names, ends, table):
-            least = least[~np.isin(least, most)]  # where few are unseen, each is shown once
             cells = [name]
             for chosen in (most, least):
                 cells.append(", ".join(f"{partners[k]} {row[k]:.2f}" for k in chosen))
@@ -569,12 +549,9 @@ def _print_agreement(score, vectors, seen, known):
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # Windows has none
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly once `| head` has enough
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # for terminals of ASCII
+    for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end it without a word
+        if hasattr(signal, name):  # Windows has no SIGPIPE
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.reconfigure(errors="backslashreplace")  # for terminals of ASCII
     warnings.showwarning = _show_warning
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()

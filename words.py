@@ -16,7 +16,6 @@ import gzip
 import re
 import struct
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,15 +94,12 @@ def word_vectors(names, *sources, missing="error", root="data"):
     """
     if missing not in ("error", "random", "mean"):
         raise ValueError(f'missing={missing!r}: expected "error", "random" or "mean"')
-    if isinstance(names, str):
-        raise ValueError(f"names is {names!r}: expected a list of names, [{names!r}]")
     names = [str(name) for name in names]
     blocks = []
     complaints = []
     for source in _split(sources):
         if source == "random":
-            drawn = [_random(name, 300) for name in names]
-            blocks.append(np.array(drawn, np.float32).reshape(-1, 300))
+            blocks.append(np.stack([_random(name, 300) for name in names]))
             continue
         vectors, absent = _look_up(names, _find(source, root), missing)
         blocks.append(vectors)
@@ -111,12 +107,13 @@ def word_vectors(names, *sources, missing="error", root="data"):
             listed = ", ".join(f"{name} ({' '.join(words)})" for name, words in absent.items())
             complaints.append(f"{source} has no vectors for {len(absent)} of {len(set(names))} "
                               f"names: {listed}")
-    if complaints and missing == "error":
-        raise ValueError(f"{'; '.join(complaints)}: choose other vectors, or go on with "
-                         "--missing random or --missing mean")
     if complaints:
-        warnings.warn(f"{'; '.join(complaints)}: {missing} vectors stand in for the words in "
-                      "brackets", stacklevel=2)
+        complaint = "; ".join(complaints)
+        if missing == "error":
+            raise ValueError(f"{complaint}: choose other vectors, or go on with --missing random "
+                             "or --missing mean")
+        warnings.warn(f"{complaint}: {missing} vectors stand in for the words in brackets",
+                      stacklevel=2)
     return np.concatenate(blocks, axis=1)
 
 
@@ -128,25 +125,20 @@ def _split(sources):
             parts.append(source)
         else:
             parts += str(source).split("+")
-    if not parts:
-        raise ValueError(f"no word vectors named: expected {', '.join(FILES)}, random or a file")
     return parts
 
 
 def _find(source, root):
     """The file of a source."""
+    path = Path(source)
+    hint = f"expected {', '.join(FILES)}, random or a file of vectors"
     if source in FILES:
         path = Path(root) / FILES[source]
-    else:
-        path = Path(source)
+        hint = (f"`python download.py --vectors {source}` fetches it, "
+                "--data-root says where else to look")
     for candidate in (path, Path(f"{path}.gz")):
         if candidate.is_file():
             return candidate
-    if source in FILES:
-        hint = (f"`python download.py --vectors {source}` fetches it, "
-                "--data-root says where else to look")
-    else:
-        hint = f"expected {', '.join(FILES)}, random or a file of vectors"
     raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz): {hint}")
 
 
@@ -176,14 +168,13 @@ def _random(name, dim):
 def _look_up(names, path, missing):
     """Vectors (N, D) from one file, and {name: its missing words}."""
     kind, found, dim = _read(names, path)
-    with np.errstate(over="ignore"):
-        known = np.array(list(found.values())).astype(np.float32).reshape(-1, dim)
+    known = np.array(list(found.values())).astype(np.float32).reshape(-1, dim)
     found = dict(zip(found, known))
     if not np.isfinite(known).all():
         raise ValueError(f"{path} has vectors with NaN or with numbers beyond float32 (3.4e38)")
     if not len(known) and missing != "error":
-        raise ValueError(f"{path} has no word of {', '.join(names[:5])}, ...: nothing to take "
-                         f"{missing} vectors from")
+        raise ValueError(f"{path} has no word of these names: nothing to take {missing} vectors "
+                         "from")
 
     vectors = np.zeros((len(names), dim), np.float32)
     absent = {}
@@ -307,15 +298,10 @@ def _recognise(head):
         kind = "text" if _is_text(head) else "word2vec"
         return kind, int(counts[1]), int(counts[2]), start + len(lines[0]) + 1
 
-    # Entries with spaces in them make their lines look longer: most lines have none.
-    widths = Counter()
-    for line in lines[:100]:
-        cells = line.split()
-        if len(cells) > 1 and re.fullmatch(rb"[-+.\de]+|nan", cells[-1]):
-            widths[len(cells) - 1] += 1
-    if not widths or not _is_text(head):
+    # Some entries have spaces in them, but never the first one.
+    if not re.fullmatch(rb".+\s[-+.\de]+\s*", lines[0]) or not _is_text(head):
         raise ValueError(f"it begins with {head[:20]!r}")
-    return "glove", None, widths.most_common(1)[0][0], start
+    return "glove", None, len(lines[0].split()) - 1, start
 
 
 def _is_text(head):
@@ -338,7 +324,7 @@ def _read_text(file, wanted, dim):
             continue
         entry, *numbers = line.rsplit(None, dim)
         if len(numbers) != dim:
-            raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, the first words {dim}")
+            raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, the first word {dim}")
         if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
             found[keys[word]] = np.array([float(number) for number in numbers])
     return found
@@ -397,9 +383,6 @@ class FastTextHeader(NamedTuple):
     pruned: int  # of a model that was cut down: how many n-grams it kept; else -1
 
 
-OLD_CLASSIFIER = (11, 3)  # version and model of those that have no n-grams
-
-
 def _read_fasttext(file, wanted):
     """A fastText model, versions 11 and 12: header, dictionary, then the matrix's rows needed.
 
@@ -407,8 +390,9 @@ def _read_fasttext(file, wanted):
     -> {word: vector (D,)}, D.
     """
     header = FastTextHeader(*HEADER.unpack(_take(file, HEADER.size)))
-    if header.version not in (11, 12):
-        raise ValueError(f"fastText's format has version {header.version}, expected 11 or 12")
+    if header.version not in (11, 12) or header.model == 3:
+        raise ValueError(f"version {header.version} of fastText's format, model {header.model}: "
+                         "expected version 11 or 12, and no classifier (3)")
 
     # The dictionary: each word, a zero byte, its count (int64) and its type (int8).
     entries, length = _scan(file, wanted, header.entries, end=b"\0", size=9)
@@ -441,9 +425,8 @@ def _fasttext_rows(word, entry, header):
         rows.append(entry[0])
     elif re.search(r"[_.]", word):
         return []  # phrases are not made up from n-grams, their parts are
-    if header.buckets and (header.version, header.model) != OLD_CLASSIFIER:
-        for hashed in _ngram_hashes(f"<{word}>", header.shortest, header.longest):
-            rows.append(header.words + hashed % header.buckets)
+    for hashed in _ngram_hashes(f"<{word}>", header.shortest, header.longest):
+        rows.append(header.words + hashed % header.buckets)
     return rows
 
 
@@ -481,17 +464,11 @@ def _fnv(data):
 def _read_npz(file, wanted):
     """The arrays `names` and `vectors` -> {word: vector (D,)}, D."""
     with np.load(file) as arrays:
-        words = arrays["names"]
-        rows = arrays["vectors"]
-    if rows.dtype.kind not in "fiu" or rows.shape != (words.size, rows[0].size):
-        raise ValueError(f"vectors are {rows.dtype} {rows.shape} for names {words.shape}")
+        words = arrays["names"].tolist()
+        vectors = arrays["vectors"]
+    _, dim = vectors.shape
     found = {}
-    for word, vector in zip(words.tolist(), rows):
+    for word, vector in zip(words, vectors, strict=True):
         if word in wanted:
             found.setdefault(word, vector)
-    return found, rows.shape[1]
-
-
-if __name__ == "__main__":
-    print("words.py finds the word vectors of states and objects for other scripts; run "
-          "`python compcos.py --vectors FILE` to train with vectors of your own.")
+    return found, dim

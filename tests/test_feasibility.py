@@ -3,11 +3,8 @@ scores."""
 
 import gzip
 import os
-import runpy
-import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +67,7 @@ def test_scores_equal_the_published_models():
 
 
 @pytest.mark.parametrize("dtype, factor, tolerance", [
-    ("float32", 7, 1e-6), ("float16", 7, 5e-3), ("float64", 1e200, 1e-12),
-    ("float64", 1e-200, 1e-12)])
+    ("float16", 7, 5e-3), ("float64", 1e200, 1e-12), ("float64", 1e-200, 1e-12)])
 def test_scores_take_any_floats_and_lengths_and_change_no_input(dtype, factor, tolerance):
     states, objects, seen = random_case(3, 0.4)
     expected = F.feasibility_scores(states, objects, seen)
@@ -124,9 +120,6 @@ def test_ranking_by_hand():
             (ranking.objects[0], ([1, 0], [0, 1])), (ranking.objects[2], ([1], [1])),
             (ranking.overall, ([1, 3], [0, 4]))):
         assert (ends[0].tolist(), ends[1].tolist()) == expected
-    assert len(F.ranked(scores, scores == 1).overall[0]) == 3  # unless asked for others
-    with pytest.raises(ValueError, match="top is 0"):
-        F.ranked(scores, scores == 1, top=0)
 
 
 def test_masks_keep_the_seen_and_split_the_unseen():
@@ -137,7 +130,6 @@ def test_masks_keep_the_seen_and_split_the_unseen():
     assert np.array_equal(F.hard_mask(scores, seen, np.inf), seen)
     assert np.array_equal(F.median_mask(scores, seen), upper)
     assert np.array_equal(F.median_mask(scores, seen, inverse=True), seen | ~upper)
-    assert F.median_mask(scores, scores < 1, inverse=True).all()
     # What float32 makes of 0.7 lies below it, and of 0.1 above, whatever is compared in float32.
     mask = F.hard_mask(np.array([[0.7, 0.1]], "float32"), np.zeros((1, 2), bool), 0.7)
     assert mask.tolist() == [[False, False]]
@@ -146,8 +138,9 @@ def test_masks_keep_the_seen_and_split_the_unseen():
 def test_combination_is_convex_and_passes_over_what_is_unknown():
     mixed = F.combine(np.array([[0.2, 0.4]]), np.array([[-1, np.nan]]), weight=0.25)
     np.testing.assert_allclose(mixed, [[0.75 * 0.2 - 0.25, 0.4]])
-    assert F.combine([[0.2]], [[1.0]], weight=0) == 0.2
-    assert F.combine([[0.2]], [[1.0]], weight=1) == 1
+    for external, weight in ((3, 0.5), (1, 1.5), (1, -0.5)):
+        with pytest.raises(ValueError, match=f"weight {weight} must be"):
+            F.combine([[0.2]], [[external]], weight=weight)
 
 
 def test_auroc_counts_pairs_with_ties_half():
@@ -167,7 +160,6 @@ def test_rank_correlation_in_closed_form():
     tied = F.rank_correlation([1, 2, 2, 3], [4, 3, 2, 1])
     assert tied == pytest.approx(-4.5 / np.sqrt(4.5 * 5))
     assert np.isnan(F.rank_correlation([1, 1], [0, 1]))
-    assert np.isnan(F.rank_correlation([0, 1], [1, 1]))
 
 
 HALF = np.full((3, 3), 0.5)
@@ -179,21 +171,11 @@ HALF = np.full((3, 3), 0.5)
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN[1:]), r"seen is bool \(2, 3\)"),
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN * 1), "seen is int64"),
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN & ~SEEN), "no composition is seen"),
-    (F.explain, (3, 0, STATE_VECTORS, OBJECT_VECTORS, SEEN), "no composition of state 3"),
-    (F.explain, (0, -1, STATE_VECTORS, OBJECT_VECTORS, SEEN), "state 0 and object -1"),
-    (F.hard_mask, (np.ma.masked_equal(HALF, 0), SEEN, 0.3), "is a masked array"),
-    (F.hard_mask, (HALF, SEEN, np.nan), "threshold is nan"),
     (F.auroc, (HALF, SEEN, SEEN[1:]), r"among is bool \(2, 3\)"),
 ])
 def test_bad_arrays_are_named(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(*arguments)
-
-
-@pytest.mark.parametrize("external, weight", [(HALF * 3, 0.5), (HALF, 1.5), (HALF, -0.5)])
-def test_combination_of_numbers_out_of_range(external, weight):
-    with pytest.raises(ValueError, match=f"weight {weight} must be"):
-        F.combine(HALF, external, weight=weight)
 
 
 # ---- real data: the published figures ----
@@ -248,8 +230,7 @@ def test_pair_lists(text, expected, tmp_path):
     (b"", "pairs.txt is empty"),
     (b"wet dog\nwet old dog\n", "pairs.txt, line 2: .*found 'wet old dog'"),
     (b"wet\tdog\n\n\tdog\n", "pairs.txt, line 3"),
-    (b"wet dog\nwet ca\0\0\0", "pairs.txt, line 2"),
-    ("wet café".encode("latin-1"), "pairs.txt is no UTF-8 text"),
+    ("wet café".encode("latin-1"), "line 1: .*UTF-8"),
 ])
 def test_bad_pair_lists_are_named(content, message, tmp_path):
     (tmp_path / "pairs.txt").write_bytes(content)
@@ -289,7 +270,6 @@ def test_script_prints_the_tables(files, capsys):
     assert out.count("| most feasible |") == 3
     assert "| all | small dog 0.70 | " in out
     assert "| cat | wet 0.70 | old 0.45 |" in out  # wet: (0.6 + 0.8) / 2; old: (2 / √5 + 0) / 2
-    assert "| wet | cat 0.70 |  |" in out  # its only one is not said twice
 
 
 def test_script_explains(files, capsys):
@@ -322,16 +302,13 @@ def test_script_combines_by_name_and_writes_csv(files, capsys):
     (["--explain", "wet", "zebra"], "pairs.txt: no zebra"),
     (["--occur", "more.txt"], "vectors.npz: no soggy, zebra"),
     (["--occur", "more.txt", "--vectors", "vectors.txt.gz"], "names: soggy (soggy), zebra (zebra)"),
-    (["--vectors", "missing.npz"], "missing.npz"),
     (["--vectors", "pairs.npz"], "pairs.npz: expected an .npz file with the arrays names, vectors"),
     (["--combine", "vectors.npz"], "vectors.npz: expected an .npz file with the arrays scores"),
     (["--combine", "short.npz"], "short.npz: scores is float64 (2, 3)"),
-    (["--published", "short.npz"], "short.npz: feasibility is float64 (7,)"),
 ])
 def test_script_says_what_is_wrong_in_one_line(files, capsys, arguments, message):
     Path("pairs.npz").write_text("wet cat\n")
-    np.savez("short.npz", scores=np.zeros((2, 3)), states=STATES, objects=OBJECTS,
-             feasibility=np.zeros(7))
+    np.savez("short.npz", scores=np.zeros((2, 3)), states=STATES, objects=OBJECTS)
     with pytest.raises(SystemExit) as stop:
         run(capsys, *arguments)
     out, error = capsys.readouterr()
@@ -344,15 +321,10 @@ def start(script, *more, **streams):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **streams)
 
 
-@pytest.fixture
-def alone(files):
-    """The folder of `files` with a copy of the script beside foreign files of our names."""
+def test_copied_file_works_alone(files):
     Path("feasibility.py").write_bytes(Path(F.__file__).read_bytes())
     for name in ("common.py", "words.py"):
         Path(name).write_text("raise SystemExit('foreign')\n")
-
-
-def test_copied_file_works_alone(alone):
     ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
     out, error = start("feasibility.py", "--occur", "occur.txt", stdout=subprocess.PIPE,
                        env=ascii_only).communicate()
@@ -369,22 +341,8 @@ def test_a_warning_is_a_line(files):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of Unix")
-def test_a_closed_pipe_ends_it_quietly(alone):
+def test_a_closed_pipe_ends_it_quietly(files):
     reader, writer = os.pipe()
     os.close(reader)
-    assert start("feasibility.py", stdout=writer).communicate()[1] == ""
+    assert start(F.__file__, stdout=writer).communicate()[1] == ""
     os.close(writer)
-
-
-def test_ctrl_c_ends_it_quietly(files, monkeypatch, capsys):
-    def press(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "argv", ["feasibility.py", *OPTIONS])
-    monkeypatch.setattr(Path, "read_text", press)
-    monkeypatch.setattr(warnings, "showwarning", None)  # as before afterwards
-    before = signal.getsignal(signal.SIGPIPE)
-    with pytest.raises(SystemExit, match="130"):
-        runpy.run_path(F.__file__, run_name="__main__")
-    signal.signal(signal.SIGPIPE, before)
-    assert capsys.readouterr() == ("", "")
