@@ -62,17 +62,17 @@ def as_tensor(values, device=None):
 
 
 def primitive_vectors(state_vectors, object_vectors):
-    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, none,
-    not finite."""
+    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, not
+    finite."""
     vectors = [as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
     for rows in vectors:
-        if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1] or not rows.numel():
-            shapes = " and ".join(str(tuple(rows.shape)) for rows in vectors)
+        if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1]:
+            shapes = [tuple(rows.shape) for rows in vectors]
             raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and "
                              "(O, D) with the same D")
-    if not all(rows.isfinite().all() for rows in vectors):
-        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop "
-                         "them before training")
+        if not rows.isfinite().all():
+            raise ValueError("state or object vectors hold NaN or infinite values: repair or drop "
+                             "them before training")
     return vectors
 
 
@@ -90,16 +90,15 @@ def chunks(model, features, compositions):
 
 
 @torch.no_grad()
-def sweep(model, features, target, seen, candidates, *, save=None, primitives=True):
+def sweep(model, features, target, seen, candidates, *, primitives=True):
     """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name:
-    (BiasSweep, kept)}.
+    (BiasSweep, kept)}. The model is left in evaluation mode.
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen
     candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
-    must hold all seen compositions. `save` (N, C), array or memory map, takes the scores. Without
-    `primitives` the accuracies on states and objects are left out, which saves their time.
+    must hold all seen compositions. Without `primitives` the accuracies on states and objects are
+    left out, which saves their time.
     """
-    was_training = model.training
     device = features.device
     model.eval()
     seen_columns = torch.as_tensor(np.flatnonzero(seen), device=device)
@@ -108,14 +107,11 @@ def sweep(model, features, target, seen, candidates, *, save=None, primitives=Tr
         allowed = torch.as_tensor(mask & ~seen.ravel(), device=device)
         hidden[name] = torch.where(allowed, 0.0, -torch.inf)
     rows = {name: [] for name in candidates}
-    for part, scores in chunks(model, features, model.compositions()):
-        if save is not None:
-            save[part] = scores.cpu().numpy()
+    for _, scores in chunks(model, features, model.compositions()):
         best_seen, where = scores[:, seen_columns].max(1)
         for name in candidates:
             best_unseen, column = (scores + hidden[name]).max(1)
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
-    model.train(was_training)
     # Weights that are not numbers spoil the scores of every image, so the last ones tell.
     if len(features) and not best_seen.isfinite().all():
         raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
@@ -197,9 +193,6 @@ def stepper(model, optimizer, features, targets, *, eager=False):
     def step(index):
         optimizer.zero_grad(set_to_none=True)
         loss = model.loss(features[index], targets[index])
-        if loss.ndim:
-            raise ValueError(f"{type(model).__name__}.loss gives {tuple(loss.shape)}: expected a "
-                             "0-dim tensor, the mean over the batch")
         loss.backward()
         optimizer.step()
         total.add_(loss.detach() * len(index))
@@ -270,9 +263,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     steps = stepper(model, parts["optimizer"], features, targets, eager=eager)
     saved_at = time.monotonic()
     try:
-        with common.Progress("training", epochs, "epochs") as progress:
-            progress.done = state["epoch"]
-            progress.start -= sum(row["seconds"] for row in state["history"])
+        with common.Progress("training", epochs - state["epoch"], "epochs") as progress:
             for epoch in range(state["epoch"] + 1, epochs + 1):
                 if patience and epoch > state["best"]["epoch"] + patience:
                     break
@@ -282,7 +273,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
                 if model.after_epoch(epoch):
                     steps = stepper(model, parts["optimizer"], features, targets, eager=eager)
                 state = whole_epoch(state, parts, epoch, loss, validate, started)
-                progress.update(note=f"loss {loss:.4f}, validation AUC "
+                progress.update(note=f"epoch {epoch}, loss {loss:.4f}, validation AUC "
                                      f"{100 * state['history'][-1]['validation']:.2f} %")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save(out, state)
@@ -307,13 +298,12 @@ def train_epoch(parts, step, total, batches, epoch):
         step(batch)
         parts["average"].update()
     loss = float(total) / sum(map(len, batches))
-    is_finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
-    if not math.isfinite(loss) or not is_finite:
+    broken = sum(int((~weight.isfinite()).sum()) for weight in model.parameters())
+    if broken or not math.isfinite(loss):
         lr = parts["optimizer"].param_groups[0]["lr"]
-        raise ValueError(f"the loss is {loss:.3g} and weights are "
-                         f"{'' if is_finite else 'not '}finite after epoch {epoch}: training has "
-                         f"diverged; lower --lr ({lr:g}) or --scale, or look for outliers in the "
-                         "features")
+        raise ValueError(f"after epoch {epoch} the loss is {loss:.3g} and {broken} numbers of the "
+                         f"weights are not finite: training has diverged; lower --lr ({lr:g}) or "
+                         "--scale, or look for outliers in the features")
     return loss
 
 
@@ -323,21 +313,8 @@ def draw_order(count, passes, seed, epoch):
 
     The passes follow one another without a short batch between them.
     """
-    seed_devices((seed << 20) + epoch)
+    torch.manual_seed((seed << 20) + epoch)
     return torch.cat([torch.randperm(count) for _ in range(passes)])
-
-
-def seed_devices(seed):
-    """As torch.manual_seed, for the kinds of device that are here.
-
-    For each kind that is not, that one notes the whole stack of calls, to seed it later: on a GPU
-    this takes as long as two steps.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(seed)
 
 
 def whole_epoch(state, parts, epoch, loss, validate, started):
@@ -379,17 +356,13 @@ def keep(out, state):
 def go_on(path, parts, settings, epochs):
     """Begin where `last.pt` ended, whose state is returned. ValueError: other settings, or past
     `epochs`."""
-    with common.reading(path, "give the same options and data, another --out, or leave --resume "
-                              "out"):
+    with common.reading(path, "give the same options and data, or another --out"):
         state = data.load_tensors(path)
-        differ = []
-        for key in sorted(state["settings"].keys() | settings.keys()):
+        for key in sorted(settings.keys() - {"epochs", "device"}):
             there = state["settings"].get(key)
-            here = settings.get(key)
-            if key not in ("epochs", "device") and there != here:
-                differ.append(f"{key}: {there!r} there, {here!r} here")
-        if differ:
-            raise ValueError(f"{path} is of another run ({common.some(differ)})")
+            if there != settings[key]:
+                raise ValueError(f"{path} is of another run ({key}: {there!r} there, "
+                                 f"{settings[key]!r} here)")
         if state["epoch"] > epochs:
             raise ValueError(f"{path} is at epoch {state['epoch']}, past --epochs {epochs}")
         for name, part in parts.items():
@@ -437,7 +410,8 @@ REQUIRED = ("states", "objects", "loss", "after_epoch", "compositions", "score",
 def check_model(model, features, seen):
     """ValueError where a model does not keep the contract at the head of this file.
 
-    features (N, F) on the model's device, of which two images are scored; seen (S, O) bool.
+    features (N, F) on the model's device, of which two images are scored; seen (S, O) bool. The
+    model is left in evaluation mode.
     """
     name = type(model).__name__
     lacking = [offer for offer in REQUIRED if not hasattr(model, offer)]
@@ -445,19 +419,10 @@ def check_model(model, features, seen):
         raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
                          f"{', '.join(REQUIRED)}, as the head of train.py says; a subclass of "
                          "baselines.Compared needs only loss, score and config")
-    was_training = model.training
     scores = model.eval().score(features[:2], model.compositions())
-    model.train(was_training)
     shapes = {"states and objects": (len(model.states), len(model.objects)),
-              "feasibility": np.shape(model.feasibility(seen)), "score": tuple(scores.shape)}
-    expected = {"states and objects": seen.shape, "feasibility": seen.shape,
-                "score": (len(features[:2]), *seen.shape)}
+              "feasibility": np.shape(model.feasibility(seen)), "score": tuple(scores.shape[1:])}
     for what, shape in shapes.items():
-        if shape != expected[what]:
-            raise ValueError(f"{name}.{what} has shape {shape}: expected {expected[what]}, S and O "
-                             "being states and objects of the data")
-
-
-if __name__ == "__main__":
-    print("train.py is the training loop and the contract of a model; run "
-          "`python compcos.py` to train.")
+        if shape != seen.shape:
+            raise ValueError(f"{name}.{what} has shape {shape}: expected {seen.shape}, the states "
+                             "and objects of the data (of each image, the scores)")

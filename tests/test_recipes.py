@@ -184,9 +184,9 @@ def test_lengths_are_counted_in_steps(tmp_path, monkeypatch):
 
 
 def test_what_diverges_is_said_to(tmp_path):
-    with pytest.raises(ValueError, match=r"not finite after epoch \d.*lower --lr \(1e\+30\)"):
+    with pytest.raises(ValueError, match=r"after epoch \d .* not finite.*lower --lr \(1e\+30\)"):
         fit(tmp_path, lr=1e30)
-    with pytest.raises(ValueError, match=r"loss is nan.*after epoch 1"):
+    with pytest.raises(ValueError, match="after epoch 1 the loss is nan"):
         fit(tmp_path, lr=float("inf"))
 
 
@@ -279,9 +279,8 @@ def test_the_dataset_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize("what, message", [
-    ("mean", r"Broken.loss gives \(\d+,\): expected a 0-dim tensor, the mean over the batch"),
     ("lacking", "Broken has no after_epoch: a model offers all of states, objects, loss"),
-    ("score", r"Broken.score has shape \(2, 6, 5\): expected \(2, 5, 6\)"),
+    ("score", r"Broken.score has shape \(6, 5\): expected \(5, 6\)"),
     ("feasibility", r"Broken.feasibility has shape \(3,\): expected \(5, 6\)")])
 def test_a_model_that_breaks_the_contract_is_told_before_training(
         toy, tmp_path, monkeypatch, capsys, what, message):  # noqa: F811
@@ -292,9 +291,6 @@ def test_a_model_that_breaks_the_contract_is_told_before_training(
 
         def feasibility(self, seen):
             return np.zeros(3) if what == "feasibility" else super().feasibility(seen)
-
-        def loss(self, features, target):
-            return features.mean(1) if what == "mean" else super().loss(features, target)
 
         @property
         def after_epoch(self):
