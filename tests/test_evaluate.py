@@ -404,7 +404,6 @@ BAD = [
     ("scores", [[0, 1], [0], [1, 1]], "scores cannot be read as an array"),
     ("scores", np.ma.zeros((3, 2)), "scores is a masked array"),
     ("scores", [[0, 0], [0, 2**53], [0, 0]], r"2\^53: row 1, column 1"),
-    ("target", [0, 1], r"target must be integer of shape \(3,\)"),
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
     ("seen", [1, 0], "seen must be bool"),
     ("seen", np.zeros(0, bool), "at least 1"),
@@ -414,7 +413,6 @@ BAD = [
     ("unit", np.zeros((9, 9)), "unit must be one of"),
     ("average", None, "average must be one of"),
     ("confidence", 95, "between 0 and 1.*95"),
-    ("confidence", True, "confidence must be real"),
     ("confidence", np.nan, "confidence must be .*numbers"),
 ]
 
@@ -484,7 +482,6 @@ def test_what_cannot_be_compared_is_named(change, message):
 @pytest.mark.parametrize("blocks, feasibility, thresholds, message", [
     ([], [0, 0], [0.5], "no images"),
     ([BLOCK], [0, np.nan], [0.5], "feasibility must be .* numbers"),
-    ([BLOCK], [0, 0, 0], [0.5], r"feasibility must be real of shape \(2,\)"),
     (BLOCK, [0, 0], [0.5], "blocks must be an iterable of pairs"),
     (None, [0, 0], [0.5], "blocks must be an iterable of pairs"),
 ])
