@@ -80,9 +80,8 @@ class BiasSweep:
             self.pairs = _array("pairs", pairs, "iu", (count, 2)).copy()
             self._codes += list(self.pairs.T)
         self.topk = int(_array("topk", topk, "iu", ()))
-        if self.topk < 1 or not count:
-            raise ValueError("topk and the length of seen must be at least 1, "
-                             f"got {self.topk} and {count}")
+        if self.topk < 1:
+            raise ValueError(f"topk must be at least 1, got {self.topk}")
         self._places = min(self.topk, count)  # further places of the top k would stay empty
         self._seen_group = _group(self.seen & self.candidates)
         self._unseen_group = _group(~self.seen & self.candidates)
@@ -91,9 +90,9 @@ class BiasSweep:
     def update(self, scores, target):
         """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
 
-        `target` (B,) holds the columns of the truth. Integers of 2^53 and beyond are refused,
-        longer floats are rounded to float64. The scores are neither changed nor kept. A ValueError
-        names the row; nothing of that call is added.
+        `target` (B,) holds the columns of the truth. Longer floats, and integers beyond 2^53, are
+        rounded to float64. The scores are neither changed nor kept. A ValueError names the row;
+        nothing of that call is added.
         """
         def reduce(block, target):
             top = block.argmax(axis=1) if self._places == 1 else None
@@ -120,7 +119,6 @@ class BiasSweep:
 
     def merge(self, other):
         """Add the images of another sweep with the same masks, pairs and topk: shards of a set."""
-        _check_sweep(other)
         _check_same(self, other, ("seen", "candidates", "pairs", "topk"))
         self._parts = self._parts + other._parts
 
@@ -178,7 +176,6 @@ def accuracy_at(sweep, bias, *, average="image"):
     Returns `seen, unseen, hm, state_accuracy, object_accuracy`, fractions; nan where there is
     nothing to divide by. `bias` may be infinite; nan, and what is no number, is a ValueError.
     """
-    _check_sweep(sweep)
     bias = float(_numbers("bias", bias, ()))
     images = sweep._images()
     _, weights = next(_draws(images, "image", average))
@@ -194,9 +191,8 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
             average="image"):
     """How much better system a is than system b on the same images, and how sure that is.
 
-    The sweeps must have the same images (targets in the same order), `seen`, `topk` and, where
-    both have them, `pairs`; candidates may differ. Anything else is a ValueError that says what
-    differs.
+    The sweeps must have the same images (targets in the same order), `seen` and `topk`;
+    candidates may differ. Anything else is a ValueError that says what differs.
 
     Returns a dict: for each of `auc, best_hm, best_seen, best_unseen`, as fractions,
     `<metric>_a`, `<metric>_b` and `<metric>_difference` (a minus b), each with `_low` and `_high`
@@ -204,12 +200,7 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     share of the resamples in which a is strictly better; then `confidence, unit, average, n_seen,
     n_unseen, topk, protocol`. For `unit` and `average` see `BiasSweep.report`.
     """
-    _check_sweep(sweep_a)
-    _check_sweep(sweep_b)
     _check_same(sweep_a, sweep_b, ("seen", "topk"))
-    if sweep_a.pairs is not None and sweep_b.pairs is not None:
-        _check_same(sweep_a, sweep_b, ("pairs",))
-    _numbers("confidence", confidence, ())
     both = [sweep_a._images(), sweep_b._images()]
     _check_same(*both, ("target",))
 
@@ -236,7 +227,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
     threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
     compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
-    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
+    `auc`, `auc_published`. Anything else, and no blocks, is a ValueError.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
@@ -262,9 +253,11 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
         return (*best_seen, best, _truth_wins(block, target, best, level), target)
 
-    parts = [_each_block(*block, len(whole.seen), reduce) for block in _pairs_of(blocks)]
-    if not sum(len(part[-1]) for part in parts):
-        raise ValueError("no images to evaluate: the blocks are empty")
+    parts = []
+    for scores, target in blocks:
+        parts.append(_each_block(scores, target, len(whole.seen), reduce))
+    if not parts:
+        raise ValueError("no images to evaluate: there are no blocks")
     *best_seen, best, truth_wins, target = map(np.concatenate, zip(*parts))
     once = np.ones(len(target), int)
 
@@ -286,7 +279,6 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 BLOCK = 1 << 19  # scores at a time: they stay in the cache between the passes over them
 THREADS = 4  # more only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
-WHOLE = 2.0**53  # integers below it are float64 numbers, each of them
 
 # The columns of what is kept of an image, see _decisive. Composition, state and object have two
 # columns each: right for biases up to the first, and right for biases above the second.
@@ -315,19 +307,16 @@ def _each_block(scores, target, count, work):
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
     kind = np.float32 if np.can_cast(scores.dtype, np.float32) else np.float64
-    limit = WHOLE if scores.dtype.kind in "iu" else LIMIT
     size = max(1, BLOCK // count)
 
     def check_and_work(start):
-        with np.errstate(over="ignore"):  # a longer float that becomes infinite is refused below
-            block = np.ascontiguousarray(scores[start:start + size], kind)
+        block = np.ascontiguousarray(scores[start:start + size], kind)
         least = float(block.min(initial=0))  # this pass brings the block into the cache
         greatest = float(block.max(initial=0))
-        if not (least > -limit and greatest < limit):  # nan fails both
-            row, column = np.argwhere(~(np.abs(block.astype(float)) < limit))[0]
-            raise ValueError("scores must be finite, and integers within 2^53: row "
-                             f"{start + row}, column {column} is {scores[start + row, column]}; "
-                             "to exclude compositions pass candidates")
+        if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
+            row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
+            raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
+                             f"{block[row, column]}; to exclude compositions pass candidates")
         return work(block, target[start:start + size])
 
     # NumPy lets go of the interpreter. In order, so the first bad row's error comes first.
@@ -395,14 +384,12 @@ def _checked_best(name, scores, columns, group, shape):
     scores[:, filled:] = -np.inf
     columns[:, filled:] = -1
 
-    # Candidates with finite scores, best first, each once.
+    # Candidates with finite scores, best first.
     valid = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
-    good = valid[:, :filled].all(axis=1)
-    good &= (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
-    good &= (np.diff(np.sort(columns[:, :filled], axis=1), axis=1) > 0).all(axis=1)
+    good = valid[:, :filled].all(axis=1) & (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
     if not good.all():
-        raise ValueError(f"{name} row {good.argmin()} must hold scores of distinct {name} "
-                         "candidates, best first")
+        raise ValueError(f"{name} row {good.argmin()} must hold scores of {name} candidates, "
+                         "best first")
     return scores, columns
 
 
@@ -540,11 +527,10 @@ def _bias_of_entry(curve, i):
     if low == -np.inf:
         return min(high - 1, 0.0)
     if high == np.inf:
-        return max(low + 1, np.nextafter(low, np.inf))
-    middle = low / 2 + high / 2
-    if low < middle:
-        return middle
-    return high  # neighbouring floats: the entry holds at the upper one
+        inside = low + 1
+    else:
+        inside = low / 2 + high / 2
+    return max(inside, np.nextafter(low, np.inf))  # of neighbouring floats, the upper one
 
 
 def _accuracy(kept, column, bias, weights):
@@ -630,12 +616,9 @@ def _array(name, value, kinds, shape, below=None):
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it; to exclude "
                          "compositions pass candidates")
-    try:
-        if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or not
-            value = value.detach().cpu().numpy()
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} cannot be read as an array: {error}") from None
+    if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or not
+        value = value.numpy(force=True)
+    array = np.asarray(value)
     fits = [expected in (None, got) for expected, got in zip(shape, array.shape)]
     if array.dtype.kind not in kinds or array.ndim != len(shape) or not all(fits):
         expected = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
@@ -652,21 +635,15 @@ def _array(name, value, kinds, shape, below=None):
 def _numbers(name, value, shape):
     """A float64 array of a shape (None: any length) without nan; or a ValueError."""
     numbers = _array(name, value, "fiu", shape).astype(float)
-    if not numbers.size or np.isnan(numbers).any():
-        raise ValueError(f"{name} must be one or more numbers, got none or nan")
+    if np.isnan(numbers).any():
+        raise ValueError(f"{name} must be numbers, got nan")
     return numbers
 
 
 def _choice(name, value, choices):
     """A ValueError unless the value is one of the choices."""
-    if str(value) not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {str(value)!r}")
-
-
-def _check_sweep(sweep):
-    """A ValueError unless it is a BiasSweep."""
-    if not isinstance(sweep, BiasSweep):
-        raise ValueError(f"sweep must be a BiasSweep, got {type(sweep).__name__}")
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def _check_same(first, second, names):
@@ -677,73 +654,54 @@ def _check_same(first, second, names):
                              "the same images in the same order")
 
 
-def _pairs_of(blocks):
-    """Each (scores, target) of an iterable; or a ValueError."""
-    if not np.iterable(blocks):
-        blocks = [blocks]
-    for block in blocks:
-        if not isinstance(block, (tuple, list)) or len(block) != 2:
-            raise ValueError("blocks must be an iterable of pairs (scores, target), as "
-                             f"[(scores, target)]; got {type(block).__name__}")
-        yield block
-
-
 # The script.
 
 ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved file
 
 
-def load(files):
-    """Scores, target, and the rest by name, from .npz and memory-mapped .npy files.
+def load(files, topk=1):
+    """The BiasSweep of what .npz and memory-mapped .npy files hold.
 
-    A .npy file counts as the array that its stem names, or as `scores`. Where no file has the
-    scores, the `scores.npy` beside the first one is read. ValueError: what is missing or damaged,
-    or differs from file to file.
+    A .npy file holds the scores. Where no file has them, the `scores.npy` beside the first one is
+    read. ValueError: what is missing, damaged, wrong, or in two of the files.
     """
     arrays = {}
     for path in map(Path, files):
-        for name, array in _read(path).items():
-            if name in arrays and not np.array_equal(arrays[name], array):
-                raise ValueError(f"{path} holds other {name} than a file named before it: the "
-                                 "files are parts of one system; a second system's stand after "
-                                 "--against")
-            arrays[name] = array
+        found = _read(path)
+        if arrays.keys() & found:
+            raise ValueError(f"{path} holds arrays that a file named before it holds, too; the "
+                             "files of a second system stand after --against")
+        arrays |= found
+    names = ", ".join(files)
     beside = Path(files[0]).with_name("scores.npy")
     if "scores" not in arrays and beside.exists():
         arrays |= _read(beside)
     for name in ARRAYS[:3]:
         if name not in arrays:
-            raise ValueError(f"no array {name} in {', '.join(map(str, files))}: scores, target and "
-                             "seen are needed")
-    return arrays.pop("scores"), arrays.pop("target"), arrays
-
-
-def _read(path):
-    """The arrays of one file by name; or a ValueError."""
-    if not path.is_file():  # a named pipe would be waited for without end
-        raise ValueError(f"no file {path}: expected an .npz or .npy file of scores, as a run with "
-                         "--save-scores leaves it")
-    try:
-        found = np.load(path, mmap_mode="r")
-        if isinstance(found, np.ndarray):
-            return {path.stem if path.stem in ARRAYS else "scores": found}
-        with found:
-            return {name: found[name] for name in ARRAYS if name in found}
-    except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
-        raise ValueError(f"{path} is no .npz or .npy file of plain arrays (pickled objects are "
-                         "not loaded), is damaged or cannot be read "
-                         f"({type(error).__name__})") from None
-
-
-def _sweep_of_files(files, topk):
-    """The BiasSweep of saved arrays; a ValueError about these names the files."""
-    scores, target, arrays = load(files)
+            raise ValueError(f"no array {name} in {names}: scores, target and seen are needed")
+    scores = arrays.pop("scores")
+    target = arrays.pop("target")
     try:
         sweep = BiasSweep(**arrays, topk=topk)
         sweep.update(scores, target)
     except ValueError as error:
-        raise ValueError(f"{', '.join(files)}: {error}") from None
+        raise ValueError(f"{names}: {error}") from None
     return sweep
+
+
+def _read(path):
+    """The arrays of one file by name; ValueError or OSError where it cannot be read."""
+    try:
+        found = np.load(path, mmap_mode="r")
+        if isinstance(found, np.ndarray):
+            return {"scores": found}
+        with found:
+            return {name: found[name] for name in ARRAYS if name in found}
+    except OSError:
+        raise
+    except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
+        raise ValueError(f"{path} is no .npz or .npy file of plain arrays (pickled objects are "
+                         f"not loaded), or is damaged ({type(error).__name__})") from None
 
 
 def print_table(results):
@@ -772,7 +730,7 @@ def plot(sweep, reports, path):
 
     axes = Figure(layout="constrained").subplots()
     for protocol, report in reports.items():
-        curve = sweep.curve(protocol, report.get("average", "image"))
+        curve = sweep.curve(protocol, report["average"])
         axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
         axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
     axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
@@ -813,18 +771,16 @@ def _write(path, write):
 
 def run(options):
     """Score the files of parsed options and print or write what they ask for."""
-    if options.unit and not (options.confidence or options.against):
-        raise ValueError("--unit says what intervals resample: give --confidence 0.95 or --against")
-    unit = options.unit or "image"
-    sweep = _sweep_of_files(options.files, options.topk)
-    results = {}
-    for protocol in PROTOCOLS:
-        results[protocol] = sweep.report(protocol, options.confidence, unit, options.average)
-    against = {}
+    sweep = load(options.files, options.topk)
     if options.against:
-        other = _sweep_of_files(options.against, options.topk)
-        for protocol in PROTOCOLS:
-            against[protocol] = compare(sweep, other, options.confidence or 0.95, unit,
+        other = load(options.against, options.topk)
+    results = {}
+    against = {}
+    for protocol in PROTOCOLS:
+        results[protocol] = sweep.report(protocol, options.confidence, options.unit,
+                                         options.average)
+        if options.against:
+            against[protocol] = compare(sweep, other, options.confidence or 0.95, options.unit,
                                         protocol=protocol, average=options.average)
     if options.json:
         text = json.dumps(results | {"against": against})
@@ -855,14 +811,15 @@ def main(argv=None):
     add = parser.add_argument
     add("files", nargs="+",
         help=".npz with scores (N, P), target (N,), seen (P,), optional candidates (P,), pairs "
-             "(P, 2); or .npy files of these names, read memory-mapped: scores.npy rest.npz "
-             "(scores.npy is found beside rest.npz)")
+             "(P, 2); the scores may be a .npy file of their own, read memory-mapped: scores.npy "
+             "rest.npz (scores.npy is found beside rest.npz)")
     add("--against", nargs="+", metavar="FILE",
         help="files of a second system (b) on the same images: differences with paired intervals")
     add("--topk", type=int, default=1, help="right if the truth is among the k best (default 1)")
     add("--confidence", type=float,
         help="bootstrap intervals, as 0.95 (--against has them without)")
-    add("--unit", choices=UNITS, help="what the intervals resample (default image)")
+    add("--unit", choices=UNITS, default="image",
+        help="what the intervals resample (default image)")
     add("--average", choices=UNITS, default="image",
         help="what counts alike in an accuracy (default image)")
     add("--json", action="store_true", help="print JSON: fractions, null for what does not exist")
