@@ -131,7 +131,6 @@ def test_every_float_bias_is_judged_as_real_arithmetic_would(kind, k):
 
 
 def test_a_report_is_what_its_bias_gives():
-    ends = 0
     for seed in range(40):
         kind = ["normal", "ties", "wide"][seed % 3]
         scores, target, seen, masks = problem(seed, kind, n=6, p=6)
@@ -145,8 +144,6 @@ def test_a_report_is_what_its_bias_gives():
                                    state_accuracy_at_best_hm=there["state_accuracy"],
                                    object_accuracy_at_best_hm=there["object_accuracy"]))
                 assert np.isfinite(report["bias"])
-        ends += sweep.report()["bias"] > sweep.curve().bias[-1] or not sweep.report()["best_hm"]
-    assert ends  # some best biases lie at an end of the curve
 
 
 def test_closed_forms():
@@ -386,7 +383,6 @@ BAD = [
     ("scores", np.ma.zeros((3, 2)), "scores is a masked array"),
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
     ("seen", [1, 0], "seen must be bool"),
-    ("pairs", np.zeros((2, 3), int), r"pairs must be integer of shape \(2, 2\), got int64"),
     ("topk", 0, "topk .* at least 1"),
     ("protocol", "fast", "exact.*published.*got 'fast'"),
     ("unit", "pair", "unit must be one of"),
