@@ -594,7 +594,7 @@ DEFAULTS = dict(
         cgqa=TMN_SHOES | dict(negatives=50),
         shapes=TMN_SHOES | BUILT_IN | dict(epochs=20, gating_lr=1e-3, width=16, negatives=50),
         # Minutes on two cores. At the published gating rate it learns nothing in so few steps.
-        other=dict(epochs=30, batch_size=128, lr=1e-3, gating_lr=1e-3, negatives=10)),
+        other=dict(epochs=30, batch_size=128, lr=1e-3, gating_lr=1e-3, negatives=20)),
     # Large batches, since the statistics of small ones blur a classifier of standardised features.
     # Of 0.001 to 0.1, this decay is never far below the one that validation would choose (open
     # world, five sets). No word is looked at, so any vectors do.

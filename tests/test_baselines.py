@@ -210,7 +210,7 @@ def test_main_trains_and_reports(name, toy, tmp_path):
     contents = torch.load(tmp_path / "run/best.pt", weights_only=True)
     assert (contents["feasibility"] == 0.25).all()
     if name == "tmn":  # an option, a folder's default, the constructor's own
-        expected = dict(width=4, negatives=10, rank=64)
+        expected = dict(width=4, negatives=20, rank=64)
         assert contents["config"].items() >= expected.items()
 
 
