@@ -19,7 +19,6 @@ import io
 import itertools
 import os
 import re
-import unicodedata
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -93,10 +92,8 @@ class Dataset(NamedTuple):
 
     def path(self, image):
         """Where an image lies: under `images/`, or (own data) beside images.csv."""
-        beside = self.folder / image
-        if beside.exists() and not (self.folder / "images" / image).exists():
-            return beside
-        return self.folder / "images" / image
+        inside = self.folder / "images" / image
+        return inside if inside.exists() else self.folder / image
 
 
 # ---- finding and reading a folder ----------------------------------------------------------------
@@ -191,12 +188,12 @@ def read_own(folder):
     for line, row in read_table(file):
         split = row.get("split", "").lower()
         phase = SYNONYMS.get(split, split)
-        if phase not in (*PHASES, "na"):
+        if phase not in PHASES:
             raise ValueError(f"{file} line {line}: expected a split train, val or test, found "
                              f"{split!r}; `python data.py FOLDER --make-split` makes a split where "
                              "there is none")
         pair = row["state"], row["object"]
-        if phase in PHASES and "NA" not in pair:
+        if "NA" not in pair:
             lists[phase].append(pair)
             rows.append((plain(row["image"]), pair, phase))
     return lists, rows
@@ -211,22 +208,18 @@ def read_table(file):
     """
     with common.reading(file, "expected a table of image,state,object,split in UTF-8"):
         text = file.read_text(encoding="utf-8-sig")
-        header = text.strip().partition("\n")[0]
+        header = text.partition("\n")[0]
         separator = max(",;\t|", key=header.count)
         # Not splitlines(): it cuts within quotes, and at more than line ends.
         lines = io.StringIO(text, newline="")
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-        columns = None
+        names = [name.strip().lower() for name in next(reader, ())]
+        columns = [COLUMNS.get(name, name) for name in names]
+        if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
+            raise ValueError(f"columns {header!r}")
         for cells in reader:
             cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if columns is None:
-                names = [cell.lower() for cell in cells]
-                columns = [COLUMNS.get(name, name) for name in names]
-                if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
-                    raise ValueError(f"columns {header!r}")
-            else:
+            if any(cells):
                 row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
                 if len(cells) > len(columns) or "" in [row[name] for name in REQUIRED]:
                     raise ValueError(f"{file} line {reader.line_num}: found {cells}")
@@ -267,14 +260,12 @@ def oddities(dataset):
             notes.append(f"{phase} images show {'seen' if seen.all() else 'unseen'} compositions "
                          "alone: only that half can be evaluated")
 
-    repeated = 0
-    shared = -len(dataset.every_image)
-    for phase, images in dataset.images.items():
-        repeated += len(images) - len(set(zip(images, dataset.targets[phase].tolist())))
-        shared += len(set(images))
-    if repeated:
-        notes.append(f"{common.count(repeated, 'row')} repeating an image and its composition in "
-                     "one set: each row counts")
+    rows = sum(map(len, dataset.images.values()))
+    distinct = sum(len(set(images)) for images in dataset.images.values())
+    shared = distinct - len(dataset.every_image)
+    if rows > distinct:
+        notes.append(f"{common.count(rows - distinct, 'row')} of an image that its set has "
+                     "already: each row counts")
     if shared:
         notes.append(f"{common.count(shared, 'image')} in more than one set")
     return notes
@@ -387,28 +378,18 @@ def what_stayed_out(left_out):
             "install pillow-heif` for .heic")
 
 
-def left_beside(files):
-    """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
-    new/1.JPG: sorted names."""
-    endings = {Path(file).suffix for file in files}
-    suffixes = photo_suffixes()
-    left = []
-    for folder in {Path(file).parent for file in files}:
-        for path in folder.iterdir():
-            if path.suffix.lower() in suffixes and path.suffix not in endings:
-                left.append(str(path))
-    return sorted(left)
-
-
 # ---- what features are made of -------------------------------------------------------------------
 
 
 def finished_features(dataset, file=None):
     """The file whose features are taken as they are; None: they are made of the photos.
 
-    file: one that is named for it. Else a file in the folder, but the cache of an extraction only
-    where all photos are gone: otherwise it is brought up to date from them.
+    file: one that is named for it, or "pixels", which are made. Else a file in the folder, but the
+    cache of an extraction only where all photos are gone: otherwise it is brought up to date from
+    them.
     """
+    if file == "pixels":
+        return None
     if file is not None:
         return Path(file)
     for name in FEATURES:
@@ -421,23 +402,12 @@ def finished_features(dataset, file=None):
 
 
 def missing_photos(dataset):
-    """A line that names the images without a photo; "" if there are none.
-
-    Where a file's name differs only in case (.jpg, .JPG), or in how `é` is spelt, it says so.
-    """
-    def folded(image):
-        return unicodedata.normalize("NFC", image).casefold().removeprefix("images/")
-
+    """A line that names the images without a photo; "" if there are none."""
     lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
     if not lost:
         return ""
-    names = {folded(image) for image in lost}
-    near = [photo for photo in photo_files(dataset.folder)[0] if folded(photo) in names]
-    text = (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
-            f"{dataset.folder}/: {common.some(lost)}")
-    if near:
-        text += f"; there are {common.some(near)}, which differ only in case or accents"
-    return text
+    return (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
+            f"{dataset.folder}/: {common.some(lost)} (.JPG is another name than .jpg)")
 
 
 def broken_photos(dataset):
@@ -500,12 +470,11 @@ def check_archive(path):
             return archive.namelist()
 
 
-def read_features(path, wanted=()):
+def read_features(path):
     """The dict in a .npz or torch.save file, with `files` a list and `features` (N, F) float32.
 
-    Whatever the name's ending, the content decides which of the two it is.
-    wanted: names of images; a folder that only the file writes before them (`images/`, an absolute
-    path) is then removed from its names. ValueError says what is not as expected.
+    Whatever the name's ending, the content decides which of the two it is. ValueError says what is
+    not as expected.
     """
     if any(name.endswith(".npy") for name in check_archive(path)):
         with common.reading(path, "save it anew by np.savez"), np.load(path) as archive:
@@ -513,31 +482,17 @@ def read_features(path, wanted=()):
     else:
         stored = load_tensors(path)
     with common.reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
-        files = without_folder([plain(name) for name in stored["files"]], wanted)
+        files = [plain(name) for name in stored["files"]]
         features = stored["features"]
         if torch.is_tensor(features):  # with a gradient, sparse, or of a type that NumPy lacks
             features = features.detach().to_dense().float()
         features = np.asarray(features, np.float32)
-        if features.ndim != 2 or features.size == 0 or len(features) != len(files):
-            raise ValueError(f"{len(files)} files, features {features.shape}")
-        row_of = dict(zip(files, features))
-        if len(row_of) < len(files):
-            for name, row in zip(files, features):
-                if (row != row_of[name]).any():
-                    raise ValueError(f"several rows that differ for {name}")
+        different = len(set(files))
+        if features.ndim != 2 or features.size == 0:
+            raise ValueError(f"features {features.shape}")
+        if not len(files) == len(features) == different:
+            raise ValueError(f"{len(files)} files, {different} different, {len(features)} features")
     return {**stored, "files": files, "features": features}
-
-
-def without_folder(files, wanted):
-    """The names; if none is wanted as it is, without the folder before the first that is wanted."""
-    wanted = set(wanted)
-    if wanted & set(files):
-        return files
-    for name in files:
-        for slash in re.finditer("/", name):
-            if name[slash.end():] in wanted:
-                return [other.removeprefix(name[:slash.end()]) for other in files]
-    return files
 
 
 # ---- own photos ----------------------------------------------------------------------------------
@@ -569,19 +524,14 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
 
 def read_photos(folder):
     """Rows from photos in `state_object/` or `state/object/` folders, in FOLDER/images or FOLDER.
-
-    In `state_object` the longest run of `_`, of equals the first, ends the state's name.
     """
     root = folder / "images" if (folder / "images").is_dir() else folder
     photos, left_out = photo_files(root)
     rows = []
-    doubtful = {}
     for photo in photos:
         *names, _ = photo.split("/")
         if len(names) == 1:
-            names, is_doubtful = split_folder_name(names[0])
-            if is_doubtful:
-                doubtful[photo.split("/")[0]] = True
+            names = split_folder_name(names[0])
         names = [clean(name) for name in names]
         if len(names) != 2 or not all(names):
             raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
@@ -589,24 +539,20 @@ def read_photos(folder):
         rows.append({"image": photo, "state": names[0], "object": names[1]})
     if left_out:
         print(f"note: {what_stayed_out(left_out)}")
-    if doubtful:
-        print(f"note: the first _ ends the state's name in {common.some(doubtful)}; state/object/ "
-              "folders are exact")
     return rows
 
 
 def split_folder_name(name):
-    """(names, doubtful): state and object of a folder, whether another `_` could as well end one.
+    """State and object of a folder: the longest run of `_`, of equals the first, is between them.
 
     >>> split_folder_name("wet_dog"), split_folder_name("Corn_(maize)___healthy")
-    ((['wet', 'dog'], False), (['Corn_(maize)', 'healthy'], False))
+    (['wet', 'dog'], ['Corn_(maize)', 'healthy'])
     >>> split_folder_name("dark_blue_car")
-    (['dark', 'blue_car'], True)
+    ['dark', 'blue_car']
     """
     name = name.strip("_ ")
-    runs = re.findall("_+", name)
-    longest = max(runs, key=len, default="_")
-    return name.split(longest, 1), runs.count(longest) > 1
+    longest = max(re.findall("_+", name), key=len, default="_")
+    return name.split(longest, 1)
 
 
 def divide(pairs, seed=0, share=COMPOSITION_SHARE):
@@ -661,15 +607,14 @@ def choose_unseen(compositions, share, random):
 def print_counts(dataset):
     """The table of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
-    listed = len(np.unique(np.concatenate(list(dataset.pairs.values())), axis=0))
     print(f"{dataset.name}: {len(dataset.states)} states, {len(dataset.objects)} objects, "
-          f"{seen.size:,} compositions; {listed:,} listed, {seen.size - listed:,} in no list")
-    print(f"{'':12}{'seen':>8}{'unseen':>8}{'images':>10}{'of seen':>10}{'of unseen':>10}")
+          f"{seen.size:,} compositions")
+    print("      seen  unseen  images of seen  of unseen")
     for phase in PHASES:
-        pairs = seen[tuple(dataset.pairs[phase].T)]  # (P,)
-        images = seen.ravel()[dataset.targets[phase]]  # (N,)
-        print(f"{phase:12}{pairs.sum():8,}{(~pairs).sum():8,}"
-              f"{len(images):10,}{images.sum():10,}{(~images).sum():10,}")
+        pairs = seen[tuple(dataset.pairs[phase].T)]  # (P,) bool
+        images = seen.ravel()[dataset.targets[phase]]  # (N,) bool
+        print(f"{phase:5}{pairs.sum():5,}{(~pairs).sum():8,}{images.sum():16,}"
+              f"{(~images).sum():11,}")
 
 
 def parse(argv):

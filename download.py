@@ -84,7 +84,7 @@ def obtain(source, folder, content, find):
     archive = folder / ADDRESSES[source].rpartition("/")[2]
     if (folder / content).exists() and not archive.exists():
         return []
-    fetch(ADDRESSES[source], archive, copies=2)
+    fetch(ADDRESSES[source], archive)
     unpack(archive, folder, find)
     return [source]
 
@@ -92,20 +92,19 @@ def obtain(source, folder, content, find):
 # ---- fetching ------------------------------------------------------------------------------------
 
 
-def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
+def fetch(url, file, *, timeout=TIMEOUT, tries=4, wait=1):
     """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
 
-    copies: how many files of this size the disk must have room for; timeout: seconds without a byte
-    that end a try; wait: seconds before the second try, twice that before the third and so on.
-    ConnectionError (an OSError): not reached in `tries`; OSError: no such address, or no room;
-    ValueError: what came is no archive.
+    timeout: seconds without a byte that end a try; wait: seconds before the second try, twice that
+    before the third and so on. ConnectionError (an OSError): not reached in `tries`, or no such
+    address; ValueError: what came is no archive.
     """
     if file.exists():
         return
     for attempt in range(tries):
         time.sleep(wait * attempt)
         try:
-            receive(url, file, copies, timeout)
+            receive(url, file, timeout)
             return
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
                 TimeoutError) as error:
@@ -116,7 +115,7 @@ def fetch(url, file, *, copies=1, timeout=TIMEOUT, tries=4, wait=1):
                           f"file as {file}")
 
 
-def receive(url, file, copies, timeout):
+def receive(url, file, timeout):
     """One try of `fetch`. ConnectionError if the answer ends early."""
     with ask(url, timeout) as answer:  # for its headers alone
         size = int(answer.headers.get("Content-Length", 0))  # 0: unknown
@@ -125,14 +124,10 @@ def receive(url, file, copies, timeout):
     part = file.with_name(f".{file.name}.{zlib.crc32(version.encode()):08x}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size if size and part.exists() else 0
-    ensure_room(file.parent, copies * size - have)
     if have < size or size == 0:
         with ask(url, timeout, Range=f"bytes={have}-") as answer:
-            given = answer.headers.get("Content-Range")  # None: the whole, of which some is there
-            if given is not None and not given.startswith(f"bytes {have}-"):
-                part.unlink(missing_ok=True)
-                raise ConnectionError(f"asked for bytes from {have:,}, the server sent {given}")
-            save(answer, part, "ab" if given and have else "wb", size)
+            is_rest = answer.status == 206  # else it is the whole
+            save(answer, part, "ab" if is_rest and have else "wb", size)
     have = part.stat().st_size
     if size and have != size:
         raise ConnectionError(f"the connection ended after {have:,} of {size:,} bytes")
@@ -159,13 +154,6 @@ def save(answer, part, mode, size):
             out.write(block)
             progress.update(out.tell() // MB - progress.done)
             block = answer.read1(MB)
-
-
-def ensure_room(folder, need):
-    """OSError unless the disk of `folder` has `need` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise OSError(f"{folder}: {need:,} bytes are needed, {free:,} are free")
 
 
 # ---- unpacking -----------------------------------------------------------------------------------
@@ -204,7 +192,6 @@ def extract(archive, stage):
     common.say(f"unpacking {archive}")
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as file:
-            ensure_room(archive.parent, sum(info.file_size for info in file.infolist()))
             file.extractall(stage)
         return
     with gzip.open(archive) as whole, tarfile.open(fileobj=whole) as file:

@@ -11,8 +11,10 @@ the truth, features.npz (small pixels) and vectors.txt: family similarity as noi
 vectors, and nothing about which pairs are feasible.
 """
 
+import itertools
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +44,10 @@ LEAST_SHARE = 0.05  # of the squared length of a vector, the share that is its f
 MOST_SHARE = 0.5
 
 
-def ring(n, radius=1.0, inner=None, centre=(0.0, 0.0)):
-    """A regular polygon, or with `inner` a star, as points (n or 2n, 2) in [-1, 1]."""
-    count = n if inner is None else 2 * n
-    angles = 2 * np.pi * np.arange(count) / count - np.pi / 2
-    radii = radius if inner is None else np.where(np.arange(count) % 2, inner, radius)
-    return np.stack([np.cos(angles) * radii + centre[0], np.sin(angles) * radii + centre[1]], 1)
+def ring(n, radius=1.0):
+    """A regular polygon as points (n, 2) in [-1, 1], the first one at the top."""
+    angles = 2 * np.pi * np.arange(n) / n - np.pi / 2
+    return radius * np.stack([np.cos(angles), np.sin(angles)], 1)
 
 
 def box(left, top, right, bottom):
@@ -61,15 +61,16 @@ def outlines():
     petals = []
     for angle in np.arange(5) * 1.2566:
         centre = .42 * np.cos(angle), .42 * np.sin(angle) - .4
-        petals.append(ring(12, .33, centre=centre))
+        petals.append(ring(12, .33) + centre)
     blade = np.array([[0, -1], [.6, -.3], [.45, .4], [0, .7], [-.45, .4], [-.6, -.3]])
     crown = np.array([[0, -1], [.8, .3], [-.8, .3]])
+    spikes = np.resize([[1], [.42]], (10, 1))  # every other point lies further in
     chalice = np.array([[-.8, -1], [.8, -1], [.12, .2], [-.12, .2]])
     return {
         "cross": [box(-.3, -1, .3, 1), box(-1, -.3, 1, .3)],
         "disc": [ring(32)],
         "square": [box(-.8, -.8, .8, .8)],
-        "star": [ring(5, inner=.42)],
+        "star": [ring(10) * spikes],
         "triangle": [ring(3, 1.1)],
         "cactus": [box(-.25, -1, .25, 1), box(-.8, -.5, -.55, .2), box(-.8, .1, 0, .3),
                    box(.55, -.2, .8, .5), box(0, .35, .8, .55)],
@@ -90,11 +91,7 @@ OUTLINES = outlines()
 
 
 def silhouette(object_, state, random):
-    """Draw the object as a mask ("L").
-
-    Returns the mask, where the object lies (left, top, right, bottom), and its unit of length in
-    pixels of the canvas.
-    """
+    """The object as a mask ("L"), and its unit of length in pixels of the canvas."""
     unit = random.uniform(.26, .38) * DRAWN
     centre = DRAWN / 2 + random.uniform(-.1, .1, 2) * DRAWN
     angle = random.uniform(-.2, .2)
@@ -109,21 +106,22 @@ def silhouette(object_, state, random):
             polygon = np.stack([x, y], 1)
         points = polygon @ rotation * unit + centre
         ImageDraw.Draw(mask).polygon(points.ravel().tolist(), fill=255)
-    return mask, mask.getbbox(), unit
+    return mask, unit
 
 
-def pattern(state, mask, bounds, unit, random):
+def pattern(state, mask, unit, random):
     """Two masks ("L"): where the object has its colour, where it has the accent of its state."""
     accent = Image.new("L", mask.size)
     pencil = ImageDraw.Draw(accent)
-    left, top, right, bottom = bounds
+    left, top, right, bottom = mask.getbbox()
     shift = random.uniform(0, .4) * unit  # drawn for every state, so that all use the same numbers
     step = .42 * unit
     level = top
     if state in LEVELS:
         level += (bottom - top) * random.uniform(*LEVELS[state])
-    areas = {"full": [0, level, DRAWN, DRAWN], "burnt": [0, level, DRAWN, DRAWN],
-             "frosted": [0, 0, DRAWN, level], "halved": [0, 0, (left + right) / 2, DRAWN]}
+    below = [0, level, DRAWN, DRAWN]
+    areas = {"full": below, "burnt": below, "frosted": [0, 0, DRAWN, level],
+             "halved": [0, 0, (left + right) / 2, DRAWN]}
 
     body = mask
     if state in areas:
@@ -150,13 +148,10 @@ def pattern(state, mask, bounds, unit, random):
 
 def draw(state, object_, random):
     """One picture (RGB, 64 x 64) of an object in a state; `random` a NumPy generator."""
-    mask, bounds, unit = silhouette(object_, state, random)
-    body, accent = pattern(state, mask, bounds, unit, random)
+    mask, unit = silhouette(object_, state, random)
+    body, accent = pattern(state, mask, unit, random)
     shade = random.uniform(.75, 1.15)
-    if state in COLOURS:
-        colour = np.array(COLOURS[state])
-    else:
-        colour = np.array(PLAIN[random.integers(len(PLAIN))])
+    colour = np.array(COLOURS[state]) if state in COLOURS else random.choice(PLAIN)
     colour = colour * shade + random.normal(0, 12, 3)
     light = random.uniform(170, 235) + random.normal(0, 10, 3)
     accents = {"burnt": (35, 25, 20), "frosted": (245, 250, 255), "budding": (240, 130, 180),
@@ -179,10 +174,7 @@ def _rgb(colour):
 
 
 def feature(picture):
-    """(768,) float32: 16 x 16 pixels of the picture, brought to mean 0 and deviation 1.
-
-    The same as `features.pixels`, without torch.
-    """
+    """(768,) float32: 16 x 16 pixels of the picture, brought to mean 0 and deviation 1."""
     small = np.array(picture.resize((16, 16), Image.Resampling.BOX), np.float32).ravel()
     return (small - small.mean()) / max(small.std(), 1)
 
@@ -201,16 +193,13 @@ def compositions(random):
     fifth = len(feasible) // 5
     wanted = ["val"] * fifth + ["test"] * fifth
     split = dict.fromkeys(feasible, "train")
+    in_training = Counter(itertools.chain(*feasible))  # compositions of a state or object
     for place in random.permutation(len(feasible)):
         pair = feasible[place]
-        if wanted and all(in_training(split, name) > 2 for name in pair):
+        if wanted and min(in_training[name] for name in pair) > 2:
             split[pair] = wanted.pop()
+            in_training.subtract(pair)
     return split
-
-
-def in_training(split, name):
-    """How many training compositions have this state or object."""
-    return sum(name in pair for pair, phase in split.items() if phase == "train")
 
 
 def vectors(random):
@@ -230,26 +219,29 @@ def vectors(random):
     return table
 
 
-def make(folder, seed=0):
-    """Draw the dataset into a new folder, which appears only once it is whole.
+def ensure(folder):
+    """Draw the dataset into a folder, unless that is there; it appears only once it is whole.
 
-    ValueError or OSError if there is something already, as where another process was first.
+    Of two processes that do so at once one wins, and both go on.
     """
     folder = Path(folder)
     if folder.exists():
-        raise ValueError(f"{folder} is there already")
+        return
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
         (part / "images").mkdir(parents=True)
-        fill(part, seed)
+        fill(part)
         os.rename(part, folder)
+    except OSError:
+        if not folder.exists():
+            raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def fill(folder, seed):
+def fill(folder):
     """Draw the dataset into an empty folder that has an `images/`."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     split = compositions(random)
     jobs = []
     for (state, object_), own_phase in split.items():
@@ -258,15 +250,15 @@ def fill(folder, seed):
             numbers = {"train": IMAGES["train"], "val": IMAGES["seen"], "test": IMAGES["seen"]}
         for phase, number in numbers.items():
             jobs += [(state, object_, phase)] * number
-    features = {}
     rows = []
+    features = []
     with common.Progress("drawing shapes", len(jobs), "images") as progress:
         for number, (state, object_, phase) in enumerate(jobs):
             image = f"{state}_{object_}_{number:04d}.png"
             picture = draw(state, object_, random)
             picture.save(folder / "images" / image, compress_level=1)
-            features[image] = feature(picture)
             rows.append((image, state, object_, phase))
+            features.append(feature(picture))
             progress.update()
     common.write_rows(folder / "images.csv", ("image", "state", "object", "split"), rows)
     pairs = [f"{state} {object_}\n" for state, object_ in split]
@@ -275,16 +267,5 @@ def fill(folder, seed):
         for name, vector in vectors(random).items():
             numbers = " ".join(f"{number:.5f}" for number in vector)
             file.write(f"{name} {numbers}\n")
-    np.savez(folder / "features.npz", files=list(features),
-             features=np.stack(list(features.values())), key=FEATURE)
-
-
-def ensure(folder):
-    """`make` it unless it is there. Of two processes that do so at once one wins, both go on."""
-    marker = Path(folder, "images.csv")
-    try:
-        if not marker.exists():
-            make(folder)
-    except (ValueError, OSError):
-        if not marker.exists():
-            raise
+    np.savez(folder / "features.npz", files=[row[0] for row in rows], features=features,
+             key=FEATURE)

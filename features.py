@@ -11,6 +11,7 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 import argparse
 import copy
 import hashlib
+import itertools
 import os
 import time
 from collections import OrderedDict, deque
@@ -47,12 +48,8 @@ def _crop(image):
 
     Rounded as torchvision rounds.
     """
-    short, long = sorted(image.size)
-    long = int(256 * long / short)
-    if image.width <= image.height:
-        size = (256, long)
-    else:
-        size = (long, 256)
+    short = min(image.size)
+    size = [int(256 * side / short) for side in image.size]
     image = image.resize(size, Image.Resampling.BILINEAR)
     left = round((image.width - 224) / 2)
     top = round((image.height - 224) / 2)
@@ -92,7 +89,7 @@ class _Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
+        self.downsample = nn.Sequential()  # without parts: the identity
         if stride > 1:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
@@ -100,9 +97,7 @@ class _Block(nn.Module):
     def forward(self, x):
         y = self.bn1(self.conv1(x)).relu()
         y = self.bn2(self.conv2(y))
-        if self.downsample is not None:
-            x = self.downsample(x)
-        return (y + x).relu()
+        return (y + self.downsample(x)).relu()
 
 
 def resnet18():
@@ -257,7 +252,6 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
     Threads decode a few batches ahead of the network (PIL releases the interpreter while it
     decodes and resizes), so that the network seldom waits.
     """
-    common.check_number("batch_size", batch_size, least=1)
     device = pick_device(device)
     prepare, network = _recipe(backbone, own_preprocess, device)
     pool = ThreadPoolExecutor(data.DECODERS)
@@ -326,13 +320,13 @@ def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess
         backbone = load_backbone()
     rows = {}
     broken = {}
-    numbered = dict(enumerate(paths))
-    for features, problems in _batches(numbered, backbone, device, upright, batch_size, preprocess):
+    named = dict(zip(paths, paths))
+    for features, problems in _batches(named, backbone, device, upright, batch_size, preprocess):
         rows.update(features)
-        broken.update({paths[row]: why for row, why in problems.items()})
-    _check(broken, len(paths), skip_broken)
+        broken.update(problems)
+    _check(broken, len(named), skip_broken)
     nan = np.full_like(next(iter(rows.values())), np.nan)
-    return np.stack([rows.get(row, nan) for row in numbered])
+    return np.stack([rows.get(path, nan) for path in paths])
 
 
 def features_like(settings, paths, device="auto", weights=None, skip_broken=False):
@@ -378,24 +372,27 @@ def describe(kind, weights, upright):
     return words
 
 
-def _places(dataset, kind, cache, fallback):
-    """Where a dataset's cache of a kind may lie: in its folder, and elsewhere."""
+def _places(dataset, kind, elsewhere):
+    """Where a dataset's cache of a kind may lie: in its folder, and in another one, if given."""
     name = f"{kind or 'features'}.npz"
-    elsewhere = [Path(folder, f"{dataset.name}-{name}") for folder in (cache, fallback) if folder]
-    return [dataset.folder / name, *elsewhere]
+    places = [dataset.folder / name]
+    if elsewhere is not None:
+        places.append(Path(elsewhere, f"{dataset.name}-{name}"))
+    return places
 
 
-def _writable_place(dataset, kind, cache, fallback):
-    """(where the cache is to be written, a note if that was not asked for). OSError: nowhere."""
-    own, *elsewhere = _places(dataset, kind, cache, fallback)
+def _writable_place(places, is_asked):
+    """(where the cache is to be written, notes): in the dataset's folder, or in the other one if
+    that was asked for, or if the first cannot be written. OSError: nowhere."""
+    own, last = places[0], places[-1]
+    chosen = last if is_asked else own
     try:
-        common.check_writable(cache or dataset.folder, "--cache DIR")
+        common.check_writable(chosen.parent, "--cache DIR")
     except OSError:
-        if cache is not None or fallback is None:
+        if chosen == last:
             raise
-        note = f"{dataset.folder} cannot be written: features are cached in {elsewhere[0]}"
-        return elsewhere[0], [note]
-    return own if cache is None else elsewhere[0], []
+        return last, [f"{own.parent} cannot be written: features are cached in {last}"]
+    return chosen, []
 
 
 def _read_cache(path, key):
@@ -407,7 +404,7 @@ def _read_cache(path, key):
         return {}
     with common.reading(path, "a cache may be removed, it is then made again"):
         stored = data.read_features(path)
-        if "stamps" not in stored or str(stored["key"]) != key:
+        if str(stored.get("key")) != key:
             return {}
         stamps = map(tuple, stored["stamps"].tolist())
         return dict(zip(stored["files"], zip(stored["features"], stamps)))
@@ -424,7 +421,7 @@ def _write_cache(path, key, rows):
         np.savez(file, files=list(rows), features=np.stack(features), stamps=stamps, key=key)
 
 
-def _known_rows(dataset, kind, key, cache, fallback, skip_broken):
+def _known_rows(dataset, places, key, skip_broken):
     """What caches hold of files that are as they were, {name: (feature, stamp)}, and {name: stamp}
     of the other files; a stamp is the size and the time of change.
 
@@ -439,7 +436,7 @@ def _known_rows(dataset, kind, key, cache, fallback, skip_broken):
     if problem and not (skip_broken and stamps):
         raise FileNotFoundError(f"{problem}; put them there, or give --features FILE")
     rows = {}
-    for place in _places(dataset, kind, cache, fallback):
+    for place in places:
         for name, row in _read_cache(place, key).items():
             if stamps.get(name) == row[1]:
                 rows[name] = row
@@ -452,12 +449,13 @@ def _make(dataset, kind, weights, device, cache, fallback, skip_broken):
     Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
     """
     key = describe(kind, weights, dataset.upright)
-    known = _known_rows(dataset, kind, key, cache, fallback, skip_broken)
+    places = _places(dataset, kind, cache or fallback)
+    known = _known_rows(dataset, places, key, skip_broken)
     rows, todo = common.gather(known)[0]  # what the first process lacks is what all make
     broken = {}
     notes = []
     if todo:
-        place, notes = _writable_place(dataset, kind, cache, fallback)
+        place, notes = _writable_place(places, is_asked=cache is not None)
         backbone = kind or load_backbone(weights)
         share = list(todo)[common.rank()::common.processes()]
         paths = {name: dataset.path(name) for name in share}
@@ -493,7 +491,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     ValueError names them all. Under torchrun all processes call this; each extracts its share.
     """
     names = dataset.every_image
-    source = _finished_file(dataset, file)
+    source = data.finished_features(dataset, file)
     broken = {}
     notes = []
     where = ""
@@ -501,7 +499,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
         rows, broken, words, notes = _make(dataset, file, weights, device, cache, fallback,
                                            skip_broken)
     else:
-        stored = data.read_features(source, names)
+        stored = data.read_features(source)
         where = f"{source} (of {common.some(stored['files'], 2)}): "
         words = str(stored.get("key", f"features in {source}"))
         rows = dict(zip(stored["files"], stored["features"]))
@@ -530,37 +528,13 @@ def _with_features(dataset, rows, broken):
     targets = {}
     features = {}
     for phase, every in dataset.images.items():
-        stays = [number for number, name in enumerate(every) if name not in broken]
-        if not stays:
+        stays = [name not in broken for name in every]  # (N,) bool
+        if not any(stays):
             raise ValueError(f"no image of {phase} has features")
-        images[phase] = [every[number] for number in stays]
+        images[phase] = list(itertools.compress(every, stays))
         targets[phase] = dataset.targets[phase][stays]
         features[phase] = np.stack([rows[name] for name in images[phase]])
     return dataset._replace(images=images, targets=targets), features
-
-
-def _finished_file(dataset, file):
-    """The file whose features are taken as they are; None: they are made from the images."""
-    if file == PIXELS:
-        return None
-    return data.finished_features(dataset, file)
-
-
-def lacking(dataset, *, file=None, weights=None, cache=None, fallback=None, skip_broken=False):
-    """What `load_features` would not find, and what it would fetch: two lists of texts."""
-    source = _finished_file(dataset, file)
-    if source is not None:
-        return [] if source.exists() else [f"no file of features {source}"], []
-    try:
-        key = describe(file, weights, dataset.upright)
-        _, todo = _known_rows(dataset, file, key, cache, fallback, skip_broken)
-        path = _weights_file(weights)
-    except FileNotFoundError as error:
-        return [str(error)], []
-    if file == PIXELS or not todo or path.exists():
-        return [], []
-    return [], [f"ResNet-18's weights, which are not at {path}, will be fetched from {WEIGHTS_URL} "
-                "unless --weights FILE names them; --features FILE does without"]
 
 
 # ---- the command line ----------------------------------------------------------------------------

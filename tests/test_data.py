@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -141,15 +142,12 @@ def test_random_folders_equal_the_definition(tmp_path):
             assert dataset.candidates(phase).tolist() == [pair in world for pair in spelt]
 
 
-def test_odd_lists_and_names(tmp_path):
+def test_odd_names_and_the_truth(tmp_path):
     rows = [(".\\a\\1.jpg", " wet", "cat", "train"), ("./a b/2.1.jpg", *ROWS[1][1:]), *ROWS[2:]]
     folder = publish(tmp_path / "x", rows=rows)
-    odd = "\ufeffwet\tcat \r\nwet ,dog\r\ndry   cat\r\nold Shoes.Flats\r\nwet dog\r\n  \r\n"
-    (folder / data.SPLIT / "train_pairs.txt").write_bytes(odd.encode())
     (folder / "feasible_pairs.txt").write_text("wet cat\nwet dog\nold dog\n")
     dataset = data.load(folder)
     assert dataset.images["train"][:3] == ["a/1.jpg", "a b/2.1.jpg", "b c/3.x.jpg"]
-    assert dataset.pairs["train"].tolist() == [[0, 1], [1, 0], [2, 1], [2, 2]]
     assert np.argwhere(dataset.feasible).tolist() == [[1, 2], [2, 1], [2, 2]]
 
 
@@ -168,7 +166,7 @@ def test_what_is_odd_is_noted(tmp_path):
         "no training image shows new, car",
         "test images of pairs in neither the test nor the training list: a ceiling of 83.3% in "
         "the closed world",
-        "1 row repeating an image and its composition in one set: each row counts",
+        "1 row of an image that its set has already: each row counts",
         "1 image in more than one set",
     ]
     rows = [row for row in ROWS if row[:2] not in (("6.jpg", "dry"), ("7.jpg", "wet"))]
@@ -189,7 +187,7 @@ def test_tables_of_images(tmp_path):
     ]
     comma = table(tmp_path / "comma", TABLE + "".join(",".join(row) + "\n" for row in rows))
     swapped = "".join(f"{split};x;{o};{s};{image}\r\n" for image, s, o, split in rows)
-    semicolon = f"\ufeff\r\nSet;Comment;Obj;attr;image\r\n{swapped};;;;\r\n\r\n"
+    semicolon = f"\ufeffSet;Comment;Obj;attr;image\r\n{swapped};;;;\r\n\r\n"
     for folder in (comma, table(tmp_path / "semicolon", semicolon)):
         dataset = data.load(folder)
         assert dataset.name == folder.name and dataset.upright
@@ -197,32 +195,25 @@ def test_tables_of_images(tmp_path):
                                            ("a/2.jpg", "blue", "bus, two lines")]
         assert names(dataset, "val") == [("3.jpg", "blue", "car")]
         assert names(dataset, "test") == [("4.jpg", "dark red", "car")]
-    touch(comma / "a/1.jpg")
-    assert dataset.path("a/1.jpg") == dataset.folder / "images/a/1.jpg"
-    assert data.load(comma).path("a/1.jpg") == comma / "a/1.jpg"
+    for folder in ("", "images"):
+        touch(dataset.folder / folder / "a/1.jpg")
+        assert dataset.path("a/1.jpg") == dataset.folder / folder / "a/1.jpg"
 
 
 @pytest.mark.parametrize("file, content, said", [
     (f"{data.SPLIT}/val_pairs.txt", None, "val_pairs.txt"),
-    (f"{data.SPLIT}/val_pairs.txt", "\n", "val_pairs.txt is empty"),
     (f"{data.SPLIT}/val_pairs.txt", "wet dog\nwet\n", "val_pairs.txt,? line 2: .*'wet'"),
-    (f"{data.SPLIT}/val_pairs.txt", b"n\xe4sse dog", "utf-8|UTF-8"),
     ("feasible_pairs.txt", "wet cat\nwet bird\n", "'bird'.*of the lists"),
-    (data.METADATA, None, data.METADATA),
     (data.METADATA, "<html>", f"{data.METADATA} cannot be used"),
     (data.METADATA, [{"image": "1"}], "attr.*expected a list of dicts of texts image, attr, obj"),
     (data.METADATA, [dict(image="1", attr=None, obj="dog", set="val")], "NoneType.*of texts image"),
-    (data.METADATA, [1, 2], "not subscriptable.*a list of dicts"),
     (data.METADATA, [dict(zip(data.METADATA_KEYS, ROWS[0]))], "in the set 'val'"),
-    ("images.csv", "", "no image of a listed pair in the set 'train'"),
-    ("images.csv", "file,state,object,split\n1.jpg,wet,dog,train\n", "columns 'file,state"),
+    ("images.csv", "", "columns ''"),
     ("images.csv", "image,state,object,State\n1.jpg,wet,dog,x\n", "columns 'image,state"),
     ("images.csv", "image,state,object\n1.jpg,wet,dog\n", "line 2: .*train, val or test.*--make-s"),
     ("images.csv", f"{TABLE}1.jpg,wet,dog,train\n2.jpg,,dog,val\n", "images.csv line 3: found"),
     ("images.csv", f"{TABLE}1.jpg,wet,big, dog,train\n", "images.csv line 2: found"),
-    ("images.csv", f"{TABLE}\n1.jpg,wet,dog,mine\n", "line 3: .*train, val or test, found 'mine'"),
-    ("images.csv", f"{TABLE}1.jpg,\"{200_000 * 'x'}", "images.csv .*field larger"),
-    ("images.csv", TABLE.encode("utf-16"), "images.csv .* in UTF-8"),
+    ("images.csv", f"{TABLE}1.jpg,wet,dog,\xe4".encode("latin-1"), "images.csv .* in UTF-8"),
 ])
 def test_bad_input_is_one_line(tmp_path, capsys, file, content, said):
     folder = publish(tmp_path / "x")
@@ -232,17 +223,14 @@ def test_bad_input_is_one_line(tmp_path, capsys, file, content, said):
         torch.save(content, folder / file)
     else:
         (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises((ValueError, OSError), match=said):
-        data.load(folder)
     status, output = check(capsys, folder)
     assert status == 2 and output.startswith("error: ") and output.count("\n") == 1
+    assert re.search(said, output)
 
 
 def test_names_and_folders(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(data.FOLDERS, "birds", "my-birds")  # a line there is enough
-    for given, folder in (("birds", "root/my-birds"), ("shapes", "root/shapes"),
-                          ("./shapes", "shapes")):
+    for given, folder in (("shapes", "root/shapes"), ("./shapes", "shapes")):
         Path(folder).mkdir(parents=True)
         assert data.locate(given, "root") == Path(folder)
     for name, said in (("utzappos", "root/ut-zap50k; expected"), ("zappo", "no folder zappo, "),
@@ -261,21 +249,20 @@ def test_the_check_counts_and_names_every_photo_that_is_missing_or_broken(tmp_pa
     status, output = check(capsys, "cgqa", "--data-root", tmp_path)
     assert status == 0
     assert output.splitlines()[:-1] == [
-        "cgqa: 3 states, 3 objects, 9 compositions; 7 listed, 2 in no list",
-        "                seen  unseen    images   of seen of unseen",
-        "train              4       0         4         4         0",
-        "val                1       1         2         1         1",
-        "test               1       2         3         1         2",
+        "cgqa: 3 states, 3 objects, 9 compositions",
+        "      seen  unseen  images of seen  of unseen",
+        "train    4       0               4          0",
+        "val      1       1               1          1",
+        "test     1       2               1          2",
         f"note: 1 photo in {folder} that no set has",
     ]
     said = output.splitlines()[-1]
     assert said.startswith("note: 2 images that cannot be read, which --skip-broken leaves out: ")
     assert "a/2.jpg (not an image" in said and "9.jpg (not an image" in said
     (folder / "images/5.jpg").unlink()
-    (folder / "images/a/1.jpg").rename(folder / "images/a/1.JPG")
+    (folder / "images/a/1.jpg").unlink()
     status, output = check(capsys, folder)
-    assert status == 2 and "2 images found neither in" in output
-    assert "a/1.jpg, 5.jpg; there are images/a/1.JPG, which differ only in case" in output
+    assert status == 2 and "2 images found neither in" in output and "a/1.jpg, 5.jpg" in output
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -288,7 +275,6 @@ def test_a_photo_is_turned_upright_once(tmp_path, orientation, suffix):
     Image.fromarray(colours).save(file, exif=exif)
     made = data.open_photo(file)
     np.testing.assert_array_equal(made, ImageOps.exif_transpose(Image.open(file)))
-    assert made.size == ((32, 20) if orientation < 5 else (20, 32))
     assert ImageOps.exif_transpose(made).size == made.size
     if suffix != "tif":  # which Pillow turns by itself
         assert data.open_photo(file, upright=False).size == (32, 20)
@@ -318,23 +304,18 @@ def test_modes_become_rgb(tmp_path):
     assert data.open_photo(tmp_path / "red.jpg").getpixel((2, 2))[0] > 240
 
 
-def test_what_is_no_photo_says_why(tmp_path, monkeypatch):
-    Image.effect_noise((99, 99), 50).save(tmp_path / "whole.jpg")
-    whole = (tmp_path / "whole.jpg").read_bytes()
+def test_what_is_no_photo_says_why(tmp_path):
+    Image.effect_noise((99, 99), 50).save(tmp_path / "cut.jpg")
+    whole = (tmp_path / "cut.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[:-99])
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
     Image.new("1", (40_000, 10)).save(tmp_path / "strip.png")
-    Image.new("F", (9, 9), 4000).save(tmp_path / "floats.tif")
     Image.new("F", (9, 9), float("nan")).save(tmp_path / "nan.tif")
     for name, said in (("cut.jpg", "truncated"), ("a.heic", "pillow-heif"),
-                       ("strip.png", "strip of 40000 x 10"),
-                       ("floats.tif", "outside"), ("nan.tif", "outside"), ("none.jpg", "No such")):
+                       ("strip.png", "strip of 40000 x 10"), ("nan.tif", "outside"),
+                       ("none.jpg", "No such")):
         with pytest.raises(ValueError, match=said):
             data.open_photo(tmp_path / name)
-    assert data.open_photo(tmp_path / "whole.jpg").size == (99, 99)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4_000)
-    with pytest.raises(ValueError, match="9801 pixels. exceeds limit of 8000"):
-        data.open_photo(tmp_path / "whole.jpg")
 
 
 def test_every_photo_format_is_taken_and_the_rest_named(tmp_path):
@@ -345,10 +326,6 @@ def test_every_photo_format_is_taken_and_the_rest_named(tmp_path):
         touch(tmp_path / "x" / name)
     (tmp_path / "linked").symlink_to(tmp_path / "x")  # links to folders are followed
     assert data.photo_files(tmp_path / "linked") == (taken, ["b.xyz", "wet/b.pdf"])
-    for name in ("b.JPG", "c.png", "c.txt"):
-        touch(tmp_path / "x" / name)
-    left = data.left_beside([tmp_path / "x/a.jpg", tmp_path / "x/wet/a.TIF"])
-    assert left == [str(tmp_path / "x/b.JPG"), str(tmp_path / "x/c.png")]
 
 
 # ---- feature files -------------------------------------------------------------------------------
@@ -367,6 +344,7 @@ def test_features_do_instead_of_photos_but_a_cache_only_without_them(tmp_path, c
     dataset = data.load(publish(tmp_path / "x"))
     save(dataset.folder / name, NAMES, np.ones((9, 4)))
     assert data.finished_features(dataset) == dataset.folder / name
+    assert data.finished_features(dataset, "pixels") is None
     cache = dataset.folder / "features.npz"
     save(cache, NAMES, np.ones((9, 4)), stamps=np.zeros((9, 2)))
     assert data.finished_features(dataset) is None
@@ -377,15 +355,12 @@ def test_features_do_instead_of_photos_but_a_cache_only_without_them(tmp_path, c
     assert check(capsys, dataset.folder)[0] == 0
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "images/", "/home/x/images/", "C:\\x\\images\\"])
 @pytest.mark.parametrize("suffix", [".npz", ".t7"])
-def test_content_decides_how_a_file_is_read_and_its_folder_is_cut_off(tmp_path, prefix, suffix):
-    files = ["extra.jpg", *[prefix + name for name in NAMES[:3]]]
-    save(tmp_path / f"f{suffix}", files, np.eye(4, dtype=np.float16))
-    stored = data.read_features((tmp_path / f"f{suffix}").rename(tmp_path / "f.pt"), NAMES[:3])
-    assert stored["files"] == ["extra.jpg", *NAMES[:3]]
-    assert stored["features"].dtype == np.float32
-    np.testing.assert_array_equal(stored["features"], np.eye(4))
+def test_content_decides_how_a_file_is_read(tmp_path, suffix):
+    save(tmp_path / f"f{suffix}", ["./1.jpg", "a\\2.jpg"], np.eye(2, dtype=np.float16))
+    stored = data.read_features((tmp_path / f"f{suffix}").rename(tmp_path / "f.pt"))
+    assert stored["files"] == ["1.jpg", "a/2.jpg"] and stored["features"].dtype == np.float32
+    np.testing.assert_array_equal(stored["features"], np.eye(2))
 
 
 def test_tensors_of_any_kind_are_read(tmp_path):
@@ -397,20 +372,15 @@ def test_tensors_of_any_kind_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content, said", [
-    (dict(files=NAMES, features=np.zeros((9, 0))), r"9 files, features \(9, 0\)"),
-    (dict(files=NAMES, features=np.zeros((2, 4))), r"9 files, features \(2, 4\)"),
+    (dict(files=NAMES, features=np.zeros((9, 0))), r"features \(9, 0\)"),
+    (dict(files=NAMES, features=np.zeros((2, 4))), "9 files, 9 different, 2 features"),
+    (dict(files=["a", "a"], features=np.eye(2)), "2 files, 1 different, 2 features"),
     (dict(files=["a"], features=[["x"]]), "expected `files`"),
     (dict(files=np.array(["a"], object), features=[[1]]), "Python objects"),
     (dict(names=NAMES), "'files'.*expected `files`"),
-    (dict(files=[b"a"], features=[[1]]), "expected `files`"),
-    (dict(files=["a", "a"], features=np.eye(2)), "several rows that differ for a"),
-    (None, "cannot be used"),
 ])
 def test_bad_feature_files_are_named(tmp_path, content, said):
-    if content is None:
-        (tmp_path / "f.npz").write_bytes(b"hello")
-    else:
-        np.savez(tmp_path / "f.npz", **content)
+    np.savez(tmp_path / "f.npz", **content)
     with pytest.raises(ValueError, match=f"f.npz .*{said}"):
         data.read_features(tmp_path / "f.npz")
 
@@ -447,21 +417,16 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 def test_make_split_of_photos_in_folders(tmp_path, capsys, style, root):
     photos(tmp_path / root, ["wet", "dry", "old"], ["cat", "garden hose", "A.B", "big_dog"],
            style=style)
-    status, output = check(capsys, tmp_path, "--make-split")
-    assert status == 0
-    assert ("the first _ ends the state's name in" in output) == ("_" in style)
+    assert check(capsys, tmp_path, "--make-split")[0] == 0
     dataset = data.load(tmp_path)
     assert len(dataset.every_image) == 96 and not data.missing_photos(dataset)
     for image, state, object_ in names(dataset, "train"):
         assert image.startswith(style.format(state, object_))
     assert dataset.seen.any(0).all() and dataset.seen.any(1).all() and dataset.seen.sum() == 8
-    status, output = check(capsys, tmp_path, "--make-split")
-    assert status == 2 and "has a split" in output  # never over an existing one
+    assert "has a split" in check(capsys, tmp_path, "--make-split")[1]  # never over that
 
 
 @pytest.mark.parametrize("folder, expected", [
-    ("wet__dog", ("wet", "dog")),
-    ("Potato___healthy", ("Potato", "healthy")),
     ("Corn_(maize)___Common_rust_", ("Corn_(maize)", "Common_rust")),
     ("dark_blue_car", ("dark", "blue_car")),
     ("wet _dog", ("wet", "dog")),
@@ -473,7 +438,6 @@ def test_names_of_folders(tmp_path, folder, expected):
     if expected is None:
         with pytest.raises(ValueError, match=f"folders, found {folder}/1.jpg"):
             data.make_split(tmp_path)
-        assert not (tmp_path / "images.csv").exists()
     else:
         (row,) = data.read_photos(tmp_path)
         assert (row["state"], row["object"]) == expected
@@ -481,16 +445,14 @@ def test_names_of_folders(tmp_path, folder, expected):
 
 def test_make_split_of_a_table_keeps_its_rows_and_columns(tmp_path, capsys):
     rows = [f'{i}.jpg,{"ab"[i % 2]},{"cd"[i % 3 // 2]},"two\nlines, {i}"' for i in range(24)]
-    text = "\n".join(["image,state,object,comment", *rows])
-    with pytest.raises(ValueError, match="or rows in images.csv, found none"):
-        data.make_split(table(tmp_path, "image,state,object"))
-    for options in (["--share", "0"], ["--share", "0.5"], ["--seed", "-1"]):
-        status, output = check(capsys, table(tmp_path, text), "--make-split", *options)
-        assert status == 2 and options[0] in output.splitlines()[-1]
+    table(tmp_path, "\n".join(["image,state,object,comment", *rows]))
+    assert check(capsys, tmp_path, "--make-split", "--share", "0.5")[0] == 2
     data.make_split(tmp_path)
     made = [row for _, row in data.read_table(tmp_path / "images.csv")]
     assert list(made[0]) == ["image", "state", "object", "comment", "split"]
     assert [row["comment"] for row in made] == [f"two\nlines, {i}" for i in range(24)]
+    with pytest.raises(ValueError, match="or rows in images.csv, found none"):
+        data.make_split(table(tmp_path, "image,state,object"))
 
 
 def test_divide():
@@ -518,12 +480,7 @@ def test_divide_few_images_of_few_compositions():
         pairs = [pair for pair in few for _ in range(rng.integers(1, 4))] + [("s", "o")] * 4
         train, val, test = [shown(pairs, data.divide(pairs, seed), phase) for phase in data.PHASES]
         assert primitives(train) == primitives(pairs)
-        held = set(pairs) - train
-        assert not held & val & test
-        states = Counter(state for state, _ in train)
-        objects = Counter(object_ for _, object_ in train)
-        more = [pair for pair in train if states[pair[0]] > 1 and objects[pair[1]] > 1]
-        assert len(held) == 2 or not more  # as many as wanted, or as can be
+        assert not set(pairs) - train & val & test
     with pytest.raises(ValueError, match="2 images of 2 compositions: too few"):
         data.divide([("a", "x"), ("b", "y")])
 
@@ -531,22 +488,17 @@ def test_divide_few_images_of_few_compositions():
 # ---- drawings ------------------------------------------------------------------------------------
 
 
-def test_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=0, unseen=1))
-    folder = tmp_path / "shapes"
-    fill = drawings.fill
+def test_of_two_that_draw_at_once_both_go_on(tmp_path, monkeypatch):
+    """The first ends within the second's drawing."""
+    first = tmp_path / "shapes/images.csv"
 
-    def second_is_first(part, seed):
-        with monkeypatch.context() as patch:
-            patch.setattr(drawings, "fill", fill)
-            patch.setattr(drawings.os, "getpid", lambda: 0)
-            drawings.ensure(folder)
-        fill(part, seed)
+    def fill(part):
+        first.parent.mkdir()
+        first.touch()
 
-    monkeypatch.setattr(drawings, "fill", second_is_first)
-    drawings.ensure(folder)
-    assert list(tmp_path.iterdir()) == [folder]
-    assert len(data.load(folder).images["train"]) == 63
+    monkeypatch.setattr(drawings, "fill", fill)
+    drawings.ensure(first.parent)
+    assert list(tmp_path.rglob("*")) == [first.parent, first]
 
 
 def test_a_drawing_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -559,7 +511,7 @@ def test_a_drawing_that_fails_leaves_nothing(tmp_path, monkeypatch):
 def test_the_data_are_those_that_the_reports_were_made_with(tmp_path, monkeypatch):
     """Of every composition, to the byte, as drawings.py drew it before it was rewritten."""
     monkeypatch.setattr(drawings, "IMAGES", dict(train=1, seen=0, unseen=1))
-    drawings.make(tmp_path / "shapes")
+    drawings.ensure(tmp_path / "shapes")
     digest = hashlib.md5()
     for path in sorted((tmp_path / "shapes").rglob("*")):
         if path.suffix == ".png":  # by its pixels, since libraries compress differently

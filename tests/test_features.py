@@ -184,7 +184,6 @@ def test_devices():
 
 
 @pytest.mark.parametrize("options, said", [
-    (dict(batch_size=0), "batch_size"),
     (dict(backbone=lambda batch: batch.mean((0, 2, 3))), r"makes \(3,\) of 9 images"),
     (dict(paths=[]), "no images")])
 def test_bad_arguments(options, said):
@@ -202,22 +201,15 @@ def test_unreadable_photos_are_all_named(tmp_path):
         features.extract(paths, **options)
     made = features.extract(paths, skip_broken=True, **options)
     assert np.isnan(made[1:3]).all() and np.isfinite(made[[0, 3]]).all()
-    with pytest.raises(ValueError, match="of 1 of 1 image.*--skip-broken"):
-        features.extract([cut], skip_broken=True, **options)
 
 
 @pytest.mark.parametrize("stored, said", [
-    (None, "weights.pth"),
     ({"conv1.weight": torch.zeros(3)}, "ResNet-18"),
     ([1, 2], "a list, expected a dict")])
-def test_weights_that_are_none(tmp_path, monkeypatch, stored, said):
-    monkeypatch.chdir(tmp_path)
-    Path("weights.pth").write_text("<html>")
-    if stored is not None:
-        torch.save(stored, "weights.pth")
-    with pytest.raises(ValueError, match=said) as error:
-        features.load_backbone("weights.pth")
-    assert "weights.pth" in str(error.value) and "\n" not in str(error.value)
+def test_weights_that_are_none(tmp_path, stored, said):
+    torch.save(stored, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=f"weights.pth .*{said}"):
+        features.load_backbone(tmp_path / "weights.pth")
     with pytest.raises(FileNotFoundError, match="nowhere.pth"):
         features.load_backbone("nowhere.pth")
 
@@ -244,11 +236,9 @@ def test_the_download_is_checked_and_kept(tmp_path, weights, monkeypatch):
 
 def test_weights_as_training_loops_save_them():
     state = {"conv1.weight": 1, "bn1.bias": 2}
-    parallel = {f"module.{name}": value for name, value in state.items()}
     lightning = {f"backbone.{name}": value for name, value in state.items()} | {"head.weight": 3}
-    for stored in (state, parallel, lightning, {"state_dict": state},
-                   {"model": parallel, "epoch": 3},
-                   {"net": {f"module.{name}": value for name, value in lightning.items()}}):
+    parallel = {f"module.{name}": value for name, value in lightning.items()}
+    for stored in (state, lightning, {"state_dict": state}, {"model": parallel, "epoch": 3}):
         assert features.unwrap(stored) == state
 
 
@@ -275,7 +265,7 @@ def test_cache_notices_what_changed(tmp_path, cheap, opened):
     np.testing.assert_allclose(load(other, cheap)[1]["train"], colours(other, "train"), atol=1e-5)
     assert sorted(opened[6:]) == ["1.png", "new.png"]
     dataset.path("red_shoe/1.png").unlink()
-    with pytest.raises(FileNotFoundError, match="1 image .*red_shoe/1.png; put"):
+    with pytest.raises(FileNotFoundError, match="1 image .*red_shoe/1.png .*put"):
         load(other, cheap)
 
 
@@ -366,39 +356,27 @@ def test_read_only_data(tmp_path, cheap, opened, monkeypatch):
     assert [path.name for path in (tmp_path / "caches/here").iterdir()] == ["mine-features.npz"]
 
 
-def test_a_damaged_cache_is_named(tmp_path, cheap):
-    dataset = make_dataset(tmp_path)
-    load(dataset, cheap)
-    content = bytearray((tmp_path / "features.npz").read_bytes())
-    with np.load(tmp_path / "features.npz") as stored:
-        place = bytes(content).index(stored["features"].tobytes())
-    content[place + 2] ^= 4
-    (tmp_path / "features.npz").write_bytes(content)
-    with pytest.raises(ValueError, match="features.npz"):
-        load(dataset, cheap)
-
-
 # ---- other features ----
 
 
 def test_features_of_a_file_and_of_a_folder(tmp_path):
     dataset = make_dataset(tmp_path, 4)
-    files = [f"images/red_shoe/{number}.png" for number in (3, 1, 0, 2, 7)]
+    files = [f"red_shoe/{number}.png" for number in (3, 1, 0, 2, 7)]
     values = np.float16([[3, 3], [1, 1], [0, 0], [2, 2], [7, np.inf]])
     np.savez(tmp_path / "features.npz", files=files, features=values)
     _, made, words, recorded = features.load_features(dataset, weights="unused.pth")
     assert made["train"].tolist() == [[0, 0], [1, 1]] and made["val"].tolist() == [[2, 2], [3, 3]]
     assert made["train"].dtype == np.float32 and recorded is None
     assert words == f"features in {tmp_path / 'features.npz'}, frozen"
-    np.savez(tmp_path / "clip.npz", files=files, features=values + 1, key="CLIP")
-    _, made, words, _ = features.load_features(dataset, file=tmp_path / "clip.npz")
+    clip = tmp_path / "clip.npz"
+    np.savez(clip, files=files, features=values + 1, key="CLIP")
+    _, made, words, _ = features.load_features(dataset, file=clip)
     assert made["test"].tolist() == [[4, 4]] and words == "CLIP, frozen"
 
-    values[0] = np.nan
-    np.savez(tmp_path / "clip.npz", files=files[:3], features=values[:3])
+    np.savez(clip, files=files[:3], features=[[np.nan], [1], [0]])
     said = r"clip.npz .*2 of 4 images: red_shoe/2.png \(not there\), .*3.png \(not finite\)"
     with pytest.raises(ValueError, match=said):
-        features.load_features(dataset, file=tmp_path / "clip.npz")
+        features.load_features(dataset, file=clip)
 
 
 def test_pixels_by_name(tmp_path, opened):
@@ -406,7 +384,6 @@ def test_pixels_by_name(tmp_path, opened):
     dataset = make_dataset(tmp_path)
     Image.open(TURNED).save(dataset.path("red_shoe/0.png"), exif=Image.open(TURNED).getexif())
     (tmp_path / "features.npz").write_text("other")
-    assert features.lacking(dataset, file="pixels") == ([], [])
     for _ in range(2):
         _, made, words, recorded = features.load_features(dataset, file="pixels")
         assert words == f"{drawings.FEATURE}, upright, frozen" and recorded is None
@@ -437,20 +414,6 @@ def test_features_like_those_of_a_run(tmp_path, cheap):
     for other in (settings, dict(backbone="features in clip.npz, frozen")):
         with pytest.raises(ValueError, match=f"trained on {other['backbone'][:9]}.*--weights FILE"):
             features.features_like(other, paths, "cpu", moved)
-
-
-def test_all_that_is_lacking_is_said_before_anything_is_fetched(tmp_path, cheap):
-    dataset = make_dataset(tmp_path)
-    obstacles, fetched = features.lacking(dataset)
-    assert obstacles == [] and "ResNet-18's weights" in fetched[0] and "--weights" in fetched[0]
-    assert features.lacking(dataset, weights=cheap) == ([], [])
-    assert "none.pth" in features.lacking(dataset, weights=tmp_path / "none.pth")[0][0]
-    assert features.lacking(dataset, file="none.npz")[0] == ["no file of features none.npz"]
-    dataset.path("red_shoe/1.png").unlink()
-    assert "red_shoe/1.png" in features.lacking(dataset)[0][0]
-    assert features.lacking(dataset, skip_broken=True)[0] == []
-    load(dataset, None, skip_broken=True)
-    assert features.lacking(dataset._replace(images={"train": ["red_shoe/0.png"]})) == ([], [])
 
 
 # ---- the script ----
