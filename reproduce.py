@@ -17,6 +17,7 @@ import shlex
 import sys
 import traceback
 from contextlib import redirect_stdout
+from itertools import cycle
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -38,7 +39,7 @@ PAPER = Path(__file__).parent / "results/paper"  # the paper's own tables and li
 PROTOCOLS = ("published", "exact")
 CHOSEN_HERE = ("--world", "--recipe", "--model", "--mask", "--seed", "--out", "--resume",
                "--feasibility")
-STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.")  # of lines, so that they are told apart in grey, too
 
 COLUMNS = {  # of a table -> key of an evaluation
     "Sta.": "state_accuracy",
@@ -164,7 +165,7 @@ def attempt(job):
 def train_missing(jobs):
     """Train what is not there, spread over the processes."""
     missing = [job for job in jobs if not is_finished(job)]
-    common.say(f"{common.count(len(jobs), 'run')}, {len(missing)} of them to train")
+    common.say(f"{len(jobs)} runs, {len(missing)} of them to train")
     for is_first in (True, False):  # whose feasibility masks others comes first
         part = [job for job in missing if (job.name == "full") == is_first]
         for job, outcome in common.spread(part, attempt):
@@ -383,7 +384,7 @@ def feasibility_text(results):
             for end in ends[i]:
                 row.append(", ".join(f"{partners[k]} {scores[i, k]:.2f}" for k in end))
             rows.append(row)
-            if name in paper:
+            if paper:
                 rows.append(["the paper", *(", ".join(end) for end in paper[name])])
         lines += grid([kind, "most feasible", "least feasible"], rows)
         cells[kind] = rows
@@ -467,8 +468,7 @@ def figure(x_label, y_label, lines):
 
     result = Figure(figsize=(8, 5), layout="constrained")
     ax = result.add_subplot()
-    for number, (label, x, y, marked) in enumerate(lines):
-        style = STYLES[number % len(STYLES)]  # told apart in grey, too
+    for (label, x, y, marked), style in zip(lines, cycle(STYLES)):
         ax.plot(x, y, style, label=label, marker="o" if marked else "", markevery=marked)
     ax.set(xlabel=x_label, ylabel=y_label)
     ax.set_ylim(0)
