@@ -7,7 +7,6 @@ Fractions in files, percent in print.
 """
 
 import csv
-import io
 import itertools
 import json
 import math
@@ -36,10 +35,8 @@ RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a
 FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
           "epoch_steps")  # the settings that `fit` takes, where a recipe has them
 HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
-LEAST_SHOWN = 19         # unseen compositions that this needs, as 0.05 (19 + 1) is 1
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
-CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to, and
-LEAST_CALIBRATION = 20   # of so many images at least
+CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
 WIDEST = 100             # times the mean deviation of an image's scores: the greatest temperature
 
 
@@ -63,12 +60,6 @@ def candidate_sets(seen, listed, feasibility, threshold, named=None):
 CANDIDATE_SETS = tuple(candidate_sets(np.ones((1, 1), bool), np.ones(1, bool), np.ones((1, 1)), 0))
 
 
-def occurring(dataset):
-    """(S, O) bool: the unseen compositions with a place in the validation or test lists."""
-    listed = dataset.candidates("val") | dataset.candidates("test")
-    return listed.reshape(dataset.seen.shape) & ~dataset.seen
-
-
 def unseen_shown(target, seen):
     """The unseen compositions that targets (N,) show, ascending indices."""
     shown = np.unique(target)
@@ -79,7 +70,7 @@ def unseen_shown(target, seen):
 
 
 def greatest_threshold(unseen_feasibility):
-    """The greatest τ expected to hide at most 5 % of what can exist; None: too little to tell.
+    """The greatest τ expected to hide at most 5 % of what can exist; -inf: too little to tell.
 
     unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
     k-th smallest of these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal
@@ -89,46 +80,35 @@ def greatest_threshold(unseen_feasibility):
     """
     rank = math.floor(HIDDEN_SHARE * (len(unseen_feasibility) + 1) + 1e-9)
     if rank < 1:
-        return None
-    return float(np.sort(unseen_feasibility)[rank - 1])
+        return -math.inf
+    return np.sort(unseen_feasibility)[rank - 1]
 
 
-def expected_loss(n):
-    """The share of its AUC that a mask is expected to lose, from n compositions to the next ones.
-
-    A τ that hides r of the n unseen compositions of validation is expected to hide
-    (r + 1) / (n + 1) of the next, by the rank argument of `greatest_threshold`. So of what
-    validation left in sight, 1 - r/n, the share (1 - (r + 1)/(n + 1)) / (1 - r/n) = n / (n + 1)
-    remains, whatever r is.
-    """
-    return 1 / (n + 1)
-
-
+@torch.no_grad()
 def best_threshold(model, features, target, seen, rho, *, mask="paper"):
     """τ of the hard mask (Eq. 6): of 50 over the range of unseen ρ, by validation AUC (exact).
 
     mask: "paper", by its rule, or "justified", in which τ is at most `greatest_threshold` and must
-    gain more than `expected_loss`; -1, which hides nothing, where there is no such τ. Returns τ and
-    the whole curve of `threshold_sweep`. Without images of both kinds nothing is masked.
+    gain more than a mask is expected to lose; -1, which hides nothing, where there is no such τ.
+    Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
+    masked.
     """
     thresholds = np.array([-1.0])
     if not seen.all():
         thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
-    model.eval()
-    with torch.no_grad():
-        scored = chunks(model, features, model.compositions())
-        blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
-        curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
+    scored = chunks(model.eval(), features, model.compositions())
+    blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
+    curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
         shown = unseen_shown(target, seen)
-        greatest = greatest_threshold(rho.ravel()[shown])
-        if greatest is None:
-            return -1.0, curve
-        auc = np.where(thresholds <= greatest, auc, -1.0)
-        # auc[0] is that of the least threshold, which hides nothing. The best one must still be
-        # ahead of it after what a mask loses on new compositions.
-        if (1 - expected_loss(len(shown))) * auc.max() <= auc[0]:
+        auc = auc[thresholds <= greatest_threshold(rho.ravel()[shown])]  # those up to it
+        # auc[0] is that of the least threshold, which hides nothing, and the best one must be ahead
+        # of it in new data. A τ that hides r of the n unseen compositions shown is expected to hide
+        # (r + 1) / (n + 1) of the next ones, by the rank argument above. So of what validation left
+        # in sight, 1 - r / n, the share (1 - (r + 1) / (n + 1)) / (1 - r / n) = n / (n + 1) =
+        # 1 - 1 / (n + 1) remains, whatever r is.
+        if not len(auc) or (1 - 1 / (len(shown) + 1)) * auc.max() <= auc[0]:
             return -1.0, curve
     return float(thresholds[np.argmax(auc)]), curve
 
@@ -136,6 +116,7 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
 # ---- probabilities ----
 
 
+@torch.no_grad()
 def calibrate(model, features, target, seen, candidates, bias):
     """The temperature T of each candidate set, name -> float: softmax((score + bias·[unseen]) / T)
     over the candidates is then an answer's probability.
@@ -143,45 +124,21 @@ def calibrate(model, features, target, seen, candidates, bias):
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
     bias on the unseen. Images whose truth is no candidate do not count.
     """
-    temperatures = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        is_candidate = place >= 0
-        temperatures[name] = fit_temperature(scores[is_candidate], place[is_candidate])
-    return temperatures
-
-
-def certainty(model, features, target, seen, candidates, bias, temperature):
-    """How far the probabilities of `calibrate` can be trusted: of each candidate set, name -> the
-    mean `probability` of the answers to these images and the share that is `right`.
-
-    Test images (N, F), their targets (N,); candidates, bias and temperature by name.
-    """
-    found = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        probability, answer = (scores / temperature[name]).softmax(1).max(1)
-        right = (answer == place).double()
-        found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
-    return found
-
-
-@torch.no_grad()
-def ranked_scores(model, features, target, seen, candidates, bias):
-    """Yield of each candidate set its name, the scores (n, P) of its P candidates as they are
-    ranked, with the bias on the unseen, and the truth's place (n,) among them, -1 where it is none.
-
-    One number needs few images (N, F): of many every so-manyth is scored.
-    """
-    count = min(len(features), max(LEAST_CALIBRATION, CALIBRATION // seen.size))
+    # One number needs few images: of many every so-manyth is scored.
+    count = min(len(features), CALIBRATION // seen.size)
     chosen = np.linspace(0, len(features) - 1, count).astype(int)
-    model.eval()
-    blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
+    target = target[chosen]
+    blocks = chunks(model.eval(), features[torch.as_tensor(chosen)], model.compositions())
     scores = torch.cat([block for _, block in blocks])  # (n, C)
+    temperatures = {}
     for name, mask in candidates.items():
         columns = np.flatnonzero(mask)
         offset = torch.as_tensor(np.where(seen.ravel()[columns], 0.0, bias[name])).to(scores)
-        place = np.where(mask, np.cumsum(mask) - 1, -1)[target[chosen]]
-        ranked = scores[:, torch.as_tensor(columns)] + offset
-        yield name, ranked, torch.as_tensor(place, device=scores.device)
+        rows = np.flatnonzero(mask[target])
+        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(columns)] + offset
+        place = torch.as_tensor(np.searchsorted(columns, target[rows]), device=scores.device)
+        temperatures[name] = fit_temperature(ranked, place)
+    return temperatures
 
 
 @torch.no_grad()
@@ -192,15 +149,15 @@ def fit_temperature(scores, target):
     scores (N, P), target (N,) columns. One more image is counted to which every answer is equally
     right, so that T is above 0 even where the truth always has the greatest score.
     """
-    if not len(scores) or not (scores.std(1, correction=0) > 0).any():
+    unit = scores.std(1, correction=0).mean()  # nan: no image
+    if not unit > 0:
         return 1.0
     # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
     # that the softmax expects less that of the truths, grows with b: halve where it is 0.
     of_truth = scores.gather(1, target[:, None]).mean()
     wanted = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
-    unit = 1 / scores.std(1, correction=0).mean()
-    low = unit / WIDEST
-    high = unit * WIDEST
+    low = 1 / unit / WIDEST
+    high = 1 / unit * WIDEST
     for _ in range(16):  # to 1.4e-4
         sharpness = (low * high).sqrt()  # b
         expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
@@ -240,44 +197,21 @@ def measure(model, arrays, dataset, rho, *, mask="paper"):
     tested = sweep(model, *arrays["test"], seen, masks["test"])
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept) | dict(fixed_bias=accuracy_at(swept, bias[name]))
-    sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
-    metrics = dict(validation=validation, threshold=threshold, bias=bias, temperature=temperature,
-                   certainty=sure, test=test, candidates=sizes,
-                   threshold_curve={key: row.tolist() for key, row in threshold_curve.items()},
-                   **feasibility_metrics(dataset, rho, threshold))
-    return metrics, tested, masks["test"]
-
-
-def feasibility_metrics(dataset, rho, threshold):
-    """Of metrics.json: how many unseen compositions τ rests on, the test shows, and of the latter τ
-    hides; how well ρ (S, O) ranks what is feasible, or what occurs where that is unknown."""
-    unseen_val = unseen_shown(dataset.targets["val"], dataset.seen)
-    unseen_test = unseen_shown(dataset.targets["test"], dataset.seen)
-    hidden = int((rho.ravel()[unseen_test] < threshold).sum())
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
-        truth = occurring(dataset)
+        truth = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
         known = "that occur"
-    basis = dict(unseen_val=len(unseen_val), unseen_test=len(unseen_test), hidden_test=hidden)
-    return dict(mask_basis=basis, truth=known, feasibility_auroc=auroc(rho, truth, ~dataset.seen))
+    metrics = dict(validation=validation, threshold=threshold, bias=bias, temperature=temperature,
+                   test=test, candidates=sizes, truth=known,
+                   feasibility_auroc=auroc(rho, truth, ~seen),
+                   threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
+    return metrics, tested, masks["test"]
 
 
 def both_protocols(swept):
     """{"exact": report, "published": report} of a BiasSweep."""
     return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
-
-
-def decide(kept, bias):
-    """Predicted columns (N,) and their scores (N,) at a bias on the unseen, of what `sweep` kept.
-
-    In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
-    """
-    seen_scores, seen_columns, unseen_scores, unseen_columns = kept
-    is_unseen = bias > seen_scores.astype(float) - unseen_scores.astype(float)
-    columns = np.where(is_unseen, unseen_columns, seen_columns)
-    scores = np.where(is_unseen, unseen_scores, seen_scores)
-    return columns, scores
 
 
 # ---- running ----
@@ -303,17 +237,20 @@ def experiment(build, prepared):
     """Train and test once a seed, printing tables: [metrics of each seed].
 
     `build()` gives a new model on the device that keeps the contract of train.py. One seed fills
-    the folder; of several each fills its seedK, and metrics.json beside these holds their mean and
-    sample deviation. Several processes train as many seeds at a time. ValueError: a run in the
-    folder that this one would replace.
+    the folder; of several each fills its seedK, and metrics.json beside these holds mean and sample
+    deviation of all that are there. Several processes train as many seeds at a time. ValueError: a
+    run in the folder that this one would replace.
     """
     seeds = prepared.seeds
     settings = prepared.settings
     is_first = common.rank() == 0
-    out = common.gather(choose_folder(prepared) if is_first else None)[0]
+    out = prepared.out
+    if out is None and is_first:
+        out = new_folder(settings)
+    out = common.gather(out)[0]
     with common.lock(out) if is_first else nullcontext():
         check_place(out, seeds, prepared.resume)
-        check_joined(out, settings)
+        check_joined(out, seeds, settings)
         common.check_shared(out)
         if common.processes() > len(seeds):
             common.say("note: each seed is trained by one process, and others wait")
@@ -321,40 +258,45 @@ def experiment(build, prepared):
         def train(seed):
             return one_seed(build, prepared, seed, folder_of(out, seed, seeds))
 
-        title = f"{settings['dataset']}, {settings['model']}, {settings['world']} world"
         results = []
         for seed, metrics in common.spread(seeds, train):
             results.append(metrics)
-            print(table([metrics], f"{title}, seed {seed}"))
+            print(table(settings, f"seed {seed}", metrics["test"]))
             print("\n".join(table_notes(metrics)), flush=True)
-        if len(seeds) > 1:
-            print(table(results, f"{title}, mean ± std of {len(seeds)} seeds"))
+        finished = finished_seeds(out)
+        if len(finished) > 1:
+            which = f"mean ± std of {len(finished)} seeds"
+            mean = combine(finished, np.mean)
+            std = combine(finished, deviation)
+            print(table(settings, which, mean["test"], std["test"]))
+            all_seeds = [metrics["settings"]["seed"] for metrics in finished]
             if is_first:
-                write_json(out / "metrics.json", dict(
-                    settings=dict(settings, seeds=seeds), versions=versions(),
-                    mean=combine(results, np.mean), std=combine(results, deviation)))
+                write_json(out / "metrics.json", dict(settings=dict(settings, seeds=all_seeds),
+                                                      versions=versions(), mean=mean, std=std))
     run = folder_of(out, seeds[0], seeds)
     print(f"{LEGEND}\nwritten to {out}; next: {next_step(prepared, run)}")
     return results
 
 
-def choose_folder(prepared):
-    """The folder of the results: the one given; else of runs/NAME, runs/NAME-2, ... the first that
-    is not there, made here, or with --resume the last that is there."""
-    if prepared.out is not None:
-        return prepared.out
-    settings = prepared.settings
+def run_folders(settings):
+    """Where runs with such settings go without --out: runs/NAME, runs/NAME-2, ..."""
     name = f"{settings['dataset']}-{settings['model']}-{settings['world']}"
-    folders = [RUNS / name]
-    for number in range(2, 1000):
-        folders.append(RUNS / f"{name}-{number}")
-    if prepared.resume:
-        there = [folder for folder in folders if folder.exists()]
-        return there[-1] if there else folders[0]
-    for folder in folders:
+    return [RUNS / name] + [RUNS / f"{name}-{number}" for number in range(2, 1000)]
+
+
+def new_folder(settings):
+    """The first of `run_folders` that is not there, made."""
+    for folder in run_folders(settings):
         with suppress(FileExistsError):  # mkdir decides between two that start at once
             folder.mkdir(parents=True)
             return folder
+
+
+def last_folder(settings):
+    """The last of `run_folders` that is there, or the first of all."""
+    folders = run_folders(settings)
+    there = [folder for folder in folders if folder.exists()]
+    return there[-1] if there else folders[0]
 
 
 def check_place(out, seeds, resume):
@@ -368,14 +310,32 @@ def check_place(out, seeds, resume):
                          "another --out")
 
 
-def check_joined(out, settings):
-    """ValueError where seeds in the folder `out`, which others are to join, had other settings."""
-    for path in sorted(out.glob("seed[0-9]*/metrics.json")):
-        there = read_json(path)["settings"]
-        for name in sorted(settings.keys() - {"epochs", "device"}):
-            if there.get(name) != settings[name]:
-                raise ValueError(f"{name}: {there.get(name)!r} in {path}, {settings[name]!r} here: "
-                                 "give the same options and data, or another --out")
+def check_joined(out, seeds, settings):
+    """ValueError where finished seeds in the folder `out`, which others join, had other settings.
+    """
+    for metrics in finished_seeds(out):
+        there = metrics["settings"]
+        if there["seed"] in seeds:  # looked at when its training goes on
+            continue
+        for name in settings:
+            if name != "device" and there.get(name) != settings[name]:
+                raise ValueError(f"{name}: {there.get(name)!r} of seed {there['seed']} in {out}, "
+                                 f"{settings[name]!r} here: give the same options and data, or "
+                                 "another --out")
+
+
+def finished_seeds(out):
+    """What metrics.json holds of each finished seed in a folder of several, by seed."""
+    found = [read_json(path) for path in out.glob("seed[0-9]*/metrics.json")]
+    return sorted(found, key=lambda metrics: metrics["settings"]["seed"])
+
+
+def recorded_weights(out):
+    """The weights of the backbone that the run in a folder has in its settings; None: it has none,
+    or is not there."""
+    for path in out.glob("**/last.pt"):
+        with common.reading(path, "restore the file, or give another --out"):
+            return data.load_tensors(path)["settings"]["weights"]
 
 
 def folder_of(out, seed, seeds):
@@ -444,7 +404,8 @@ def train_model(model, arrays, prepared, settings, out):
 
 
 def combine(results, function):
-    """The metrics of several runs as one, `function` of the values of each number; words stay."""
+    """The metrics of several runs as one, `function` of the values of each number (None, as JSON
+    has it, is nan); words stay."""
     first = results[0]
     if isinstance(first, dict):
         combined = {}
@@ -454,7 +415,7 @@ def combine(results, function):
         return combined
     if isinstance(first, str):
         return first
-    return function(results)
+    return function(np.array(results, float))
 
 
 def deviation(values):
@@ -464,14 +425,13 @@ def deviation(values):
 
 def next_step(prepared, run):
     """The command that uses the results in the folder `run`."""
-    if prepared.settings["model"] != "compcos":
-        return f"python evaluate.py {shlex.quote(str(run / 'scores_open.npz'))} (--save-scores)"
-    photo = prepared.dataset.path(prepared.dataset.images["test"][0])
-    images = "--features FILE"
+    command = ["compcos.py", "--checkpoint", run / "best.pt", "--features", "FILE"]
     # the backbones whose features of further photos can be made here
     if prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
-        images = f"--predict {shlex.quote(str(photo))}"
-    return f"python compcos.py --checkpoint {shlex.quote(str(run / 'best.pt'))} {images}"
+        command[-2:] = ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
+    if prepared.settings["model"] != "compcos":
+        command = ["evaluate.py", run / "scores_open.npz"]  # of --save-scores
+    return f"python {shlex.join(map(str, command))}"
 
 
 # ---- writing ----
@@ -483,22 +443,25 @@ def write_answers(out, dataset, tested, bias):
     names = np.array(composition_names(dataset))
     seen = dataset.seen.ravel().astype(int)
     target = dataset.targets["test"]
-    count = np.bincount(target, minlength=seen.size)
-    shown = np.flatnonzero(count)
+    shown, count = np.unique(target, return_counts=True)
     predictions = dict(image=dataset.images["test"], truth=names[target], seen=seen[target])
-    compositions = dict(composition=names[shown], seen=seen[shown], images=count[shown])
+    compositions = dict(composition=names[shown], seen=seen[shown], images=count)
     curves = {}
     for name, (swept, kept) in tested.items():
-        answers, scores = decide(kept, bias[name])
-        right = np.bincount(target[answers == target], minlength=seen.size)
+        seen_scores, seen_columns, unseen_scores, unseen_columns = kept
+        # in float64, as `evaluate.accuracy_at` compares, so that files and metrics agree
+        is_unseen = bias[name] > seen_scores.astype(float) - unseen_scores
+        answers = np.where(is_unseen, unseen_columns, seen_columns)
+        scores = np.where(is_unseen, unseen_scores, seen_scores)
         predictions[name] = names[answers]
         predictions[f"{name}_score"] = [f"{score:.4f}" for score in scores]
-        compositions[name] = [f"{share:.4f}" for share in right[shown] / count[shown]]
+        right = np.bincount(target[answers == target], minlength=seen.size)[shown]
+        compositions[name] = [f"{share:.4f}" for share in right / count]
         curve = swept.curve()
         curves[f"{name}_seen"] = curve.seen
         curves[f"{name}_unseen"] = curve.unseen
-    for file, columns in (("predictions.csv", predictions), ("compositions.csv", compositions)):
-        common.write_rows(out / file, list(columns), zip(*columns.values()))
+    common.write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
+    common.write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
     with common.writing(out / "curves.npz", "wb") as file:
         np.savez(file, **curves)
 
@@ -568,8 +531,8 @@ def load_best(path, model):
     model."""
     with common.reading(path, "train anew, or restore the file"):
         contents = data.load_tensors(path)
-        if contents["model"] != model or "feature_mean" not in contents:
-            raise ValueError(f"it holds a {contents['model']}, expected a {model} of this version")
+        if contents["model"] != model:
+            raise ValueError(f"it holds a {contents['model']}, expected a {model}")
     return contents
 
 
@@ -581,105 +544,76 @@ def read_json(path):
 
 def read_rows(path):
     """The rows of a .csv file, dictionaries."""
-    with common.reading(path, "expected a .csv in UTF-8; make it anew, or restore it"):
-        text = Path(path).read_text(encoding="utf-8-sig")
-        return list(csv.DictReader(io.StringIO(text)))
+    with (common.reading(path, "expected a .csv in UTF-8; make it anew, or restore it"),
+          open(path, newline="", encoding="utf-8-sig") as file):
+        return list(csv.DictReader(file))
 
 
 def read_feasibility(path, states, objects):
     """(S, O) from a CompCos run's feasibility.csv or best.pt. ValueError: without all the
     numbers."""
-    if str(path).endswith(".pt"):
-        contents = load_best(path, "CompCos")
-        pairs = itertools.product(contents["states"], contents["objects"])
-        found = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
-    else:
-        rows = read_rows(path)
-        found = {(row["state"], row["object"]): row["feasibility"] for row in rows}
-    scores = np.zeros((len(states), len(objects)))
     with common.reading(path, "expected columns state, object, feasibility, and a row for each "
                         "composition of this data"):
-        for s, o in np.ndindex(scores.shape):
-            name = f"the feasibility of {states[s]} {objects[o]}"
-            scores[s, o] = common.check_number(name, float(found[states[s], objects[o]]))
-    return scores
+        if str(path).endswith(".pt"):
+            contents = load_best(path, "CompCos")
+            pairs = itertools.product(contents["states"], contents["objects"])
+            found = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
+        else:
+            rows = read_rows(path)
+            found = {(row["state"], row["object"]): float(row["feasibility"]) for row in rows}
+        scores = np.array([found[pair] for pair in itertools.product(states, objects)])
+    return scores.reshape(len(states), len(objects))
 
 
 # ---- the table ----
 
 
-# of a report at its own best bias, and at a bias that is given
-COLUMNS = dict(S=("best_seen", "seen"), U=("best_unseen", "unseen"), HM=("best_hm", "hm"),
-               AUC=("auc",), Sta=("state_accuracy",), Obj=("object_accuracy",))
+COLUMNS = dict(S="seen", U="unseen", HM="hm", AUC="auc", Sta="state_accuracy",
+               Obj="object_accuracy")
 LEGEND = """\
 S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, and area under
 their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
-fixed bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
+fixed_bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
 closed: the answers are what training or the test's list shows. open: all. open_masked: what is
-seen, or of a feasibility of at least τ. S is the same in all: its bias leaves only the seen"""
+seen, or of a feasibility of at least τ. S is the same in all: its bias leaves only the seen
+Few unseen compositions tell little; how far the AUC holds: evaluate.py --confidence 0.95 --unit
+composition"""
 
 
-def table(results, title):
-    """The test results of some seeds as text, in percent: of each candidate set both protocols and
-    fixed bias; of several seeds mean ± sample deviation."""
-    width = 7 if len(results) == 1 else 14
+def table(settings, which, test, std=None):
+    """Test results as text, in percent: what they rest on, and of each candidate set both protocols
+    and fixed bias. `test` as in metrics.json, of `which` seeds; their deviation `std` alike."""
+    width = 14 if std else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
-    lines = [f"{title} (test, %)", describe(results),
-             f"{'candidates':<22}{'protocol':<12}{names}"]
-    sizes = combine([result["candidates"]["test"] for result in results], np.mean)
-    cells = combine([result["test"] for result in results], percent)
-    for candidates, reports in cells.items():
-        label = f"{candidates} ({sizes[candidates]:,.0f})"
+    lines = [f"{settings['dataset']}, {settings['model']}, {settings['world']} world, {which} "
+             "(test, %)",
+             f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}",
+             f"{'candidates':<15}{'protocol':<12}{names}"]
+    for candidates, reports in test.items():
         for protocol, report in reports.items():
-            line = f"{label:<22}{protocol.replace('_', ' '):<12}"
-            label = ""
-            for keys in COLUMNS.values():
-                shown = [report[key] for key in keys if key in report]
-                line += f"{''.join(shown):>{width}}"
+            line = f"{candidates:<15}{protocol:<12}"
+            for key in COLUMNS.values():
+                cell = ""
+                if f"best_{key}" in report:
+                    key = f"best_{key}"
+                if key in report:  # at a fixed bias there is no AUC
+                    cell = f"{100 * report[key]:.1f}"
+                    if std:
+                        cell += f" ± {100 * std[candidates][protocol][key]:.1f}"
+                line += f"{cell:>{width}}"
             lines.append(line)
     return "\n".join(lines)
 
 
-def percent(values):
-    """A cell: the mean of fractions, of several with ± their sample deviation."""
-    text = f"{100 * np.mean(values):.1f}"
-    if len(values) > 1:
-        text += f" ± {100 * deviation(values):.1f}"
-    return text
-
-
-def describe(results):
-    """A line of what the numbers rest on."""
-    settings = results[0]["settings"]
-    recipe = ""
-    if "recipe" in settings:
-        recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
-    epochs = ", ".join(str(result["best_epoch"]) for result in results)
-    return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
-            f"{epochs} of {settings['epochs']}; {settings['device']}")
-
-
 def table_notes(metrics):
     """Lines that stand under the table of a seed."""
-    basis = metrics["mask_basis"]
-    threshold = "none"
-    if metrics["threshold"] > -1:
-        threshold = f"τ = {metrics['threshold']:.3f}"
-    lines = [f"hard mask (--mask {metrics['settings']['mask']}): {threshold}, by "
-             f"{common.count(basis['unseen_val'], 'unseen composition')} of validation "
-             f"(justified needs {LEAST_SHOWN}); it hides {basis['hidden_test']} of the test's "
-             f"{basis['unseen_test']}"]
-    if min(basis["unseen_val"], basis["unseen_test"]) < FEW_COMPOSITIONS:
-        lines.append("note: so few unseen compositions tell little; how far the AUC holds: "
-                     "evaluate.py --confidence 0.95 --unit composition")
-    sure = metrics["certainty"]["open_masked"]
-    lines.append(f"probability of an answer among open_masked: {100 * sure['probability']:.0f} % "
-                 f"in the mean over the test, where {100 * sure['right']:.0f} % of the answers are "
-                 "right")
-    if math.isfinite(metrics["feasibility_auroc"]):
-        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
-                     f"others with AUROC {metrics['feasibility_auroc']:.3f}")
-    return lines
+    sizes = metrics["candidates"]["test"]
+    return [
+        f"best epoch: {metrics['best_epoch']}. τ of the hard mask: {metrics['threshold']:.3f} (-1: "
+        f"none), which leaves {sizes['open_masked']:,} of {sizes['open']:,} compositions; closed: "
+        f"{sizes['closed']:,}",
+        f"feasibility ranks the unseen compositions {metrics['truth']} above the others with "
+        f"AUROC {metrics['feasibility_auroc']:.3f}"]
 
 
 # ---- options ----
@@ -705,11 +639,12 @@ def add_options(parser):
     add("--cache", metavar="DIR",
         help="where extracted features are kept (default: in the dataset's folder; beside --out if"
              " that is read-only)")
-    group = parser.add_argument_group("training (defaults: those of the dataset's recipe)")
-    add = group.add_argument
+    training = "training (defaults: those of the dataset's recipe)"
+    add = parser.add_argument_group(training).add_argument
+    at_least_one = common.number(int, least=1)
     add("--world", default="open", choices=["open", "closed"])
-    add("--epochs", type=common.number(int, least=1))
-    add("--batch-size", type=common.number(int, least=1))
+    add("--epochs", type=at_least_one)
+    add("--batch-size", type=at_least_one)
     add("--lr", type=common.number(above=0), help="learning rate")
     add("--weight-decay", type=common.number(least=0))
     add("--seed", type=common.number(int, least=0, below=1 << 40), nargs="+", default=[0],
@@ -757,37 +692,40 @@ def prepare(options, model, defaults):
         raise FileNotFoundError("; ".join(lacking))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
+    settings = dict(model=model, dataset=dataset.name, world=options.world,
+                    vectors=sources, missing=options.missing, device=str(device),
+                    mask=options.mask)
+    out = options.out
+    weights = options.weights
+    if options.resume:
+        out = out or last_folder(settings)
+        weights = weights or recorded_weights(out)
     dataset, features, backbone, weights = image_features.load_features(
-        dataset, file=options.features, weights=options.weights, device=device,
+        dataset, file=options.features, weights=weights, device=device,
         skip_broken=options.skip_broken, cache=options.cache, fallback=beside)
     for note in dataset.notes:
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:
-        chosen["rivals"] = choose_rivals(dataset, options.world)
-    settings = dict(model=model, dataset=dataset.name,
-                    data_crc32=checksum(dataset, vectors, features), world=options.world,
-                    vectors=list(sources), missing=options.missing, backbone=backbone,
-                    weights=weights, device=str(device), mask=options.mask, **chosen)
+        chosen["rivals"] = choose_rivals(dataset)
+    settings |= dict(data_crc32=checksum(dataset, vectors, features), backbone=backbone,
+                     weights=weights, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
-    return Prepared(dataset, features, states, objects, device, settings, options.out,
-                    seeds, options.resume, options.save_scores, options.eager)
+    return Prepared(dataset, features, states, objects, device, settings, out, seeds,
+                    options.resume, options.save_scores, options.eager)
 
 
-def choose_rivals(dataset, world):
-    """Which compositions compete with the truth in training: "all", or the "seen" alone.
+def choose_rivals(dataset):
+    """Which compositions compete with the truth in open-world training: "all", or the "seen" alone.
 
     The seen alone where they are at least half of all, and validation has few unseen ones. Most of
     the unseen then exist, and as rivals they would be taught to be wrong; how wrong, by the
     margins, so few cannot tell.
     """
     count = len(unseen_shown(dataset.targets["val"], dataset.seen))
-    share = dataset.seen.mean()
-    if count >= FEW_COMPOSITIONS or share < 0.5:
+    if count >= FEW_COMPOSITIONS or dataset.seen.mean() < 0.5:
         return "all"
-    if world == "open":
-        print(f"note: {share:.0%} of all compositions are seen in training, and validation has "
-              f"{common.count(count, 'unseen one')}, fewer than {FEW_COMPOSITIONS}: the seen alone "
-              "compete in training (--rivals all: the unseen, too)")
+    print(f"note: of all compositions {dataset.seen.mean():.0%} are seen, and of the unseen "
+          f"validation shows {count}: so the seen alone compete in training (see --rivals)")
     return "seen"
 
 
