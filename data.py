@@ -49,7 +49,6 @@ SYNONYMS = {"training": "train", "validation": "val", "valid": "val", "dev": "va
 # Threads that decode photos, at most. They share the interpreter, so that more are slower again
 # (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
 DECODERS = 8
-MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
@@ -148,9 +147,8 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or one of "
-        f"{', '.join(FOLDERS)} in --data-root DIR, into which `python download.py NAME --data-root "
-        "DIR` fetches it")
+        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or a name "
+        "whose folder `python download.py NAME --data-root DIR` fetches")
 
 
 def read_published(folder):
@@ -293,8 +291,6 @@ def open_photo(path, upright=True):
     register_plugins()
     try:
         with Image.open(path) as image:
-            if max(image.size) > MOST_RATIO * min(image.size):
-                raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
             image.load()
             if upright:
                 turn_upright(image)
@@ -326,19 +322,16 @@ def register_plugins():
 
 
 def rgb(image):
-    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255.
+    """PIL's conversion, but of 16-bit greys their upper 8 bits: PIL alone would make white of them.
 
-    PIL alone would make white and black of these. ValueError: other floats.
+    ValueError: floats, of which PIL would make black or white.
     """
+    if image.mode == "F":
+        raise ValueError("floats, whose range the file does not tell; save it with 8 or 16 bits")
     if image.mode.startswith("I"):
         values = (np.asarray(image) >> 8).clip(0, 255)
-    elif image.mode == "F":
-        values = (255 * np.asarray(image)).round()
-        if not (values.min() >= 0 and values.max() <= 255):  # NaN neither
-            raise ValueError("floats outside [0, 1]")
-    else:
-        return image.convert("RGB")
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+        image = Image.fromarray(values.astype(np.uint8))
+    return image.convert("RGB")
 
 
 def photo_suffixes():

@@ -44,8 +44,6 @@ SIZES = "word2vec (1.5 GB), fasttext (4.2 GB), glove (0.8 GB)"
 MB = 2**20
 TIMEOUT = 60  # seconds without a byte that end a try
 ARCHIVE_STARTS = b"PK", b"\x1f\x8b"  # of zip and of gzip
-DAMAGE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError,
-          RuntimeError)  # the last of what is encrypted or packed by an unknown method
 
 
 def download(name=None, root="data", vectors=()):
@@ -169,7 +167,8 @@ def unpack(archive, folder, find):
     stage = archive.with_name(f".{archive.name}.unpacked.part")
     shutil.rmtree(stage, ignore_errors=True)
     try:
-        extract(archive, stage)
+        with common.reading(archive, "if it is damaged, remove it and run this again"):
+            extract(archive, stage)
         files = find(stage, folder)
         if not files:
             raise ValueError(f"{archive} is not the archive meant: remove it, and run this again")
@@ -179,9 +178,6 @@ def unpack(archive, folder, find):
         for place, file in files.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, folder / place)
-    except DAMAGE as error:
-        raise ValueError(f"{archive} cannot be unpacked ({common.reason(error)}): remove it and "
-                         "run this again") from None
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     archive.unlink()

@@ -186,9 +186,7 @@ def compositions(random):
     """
     feasible = []
     for family, objects in OBJECTS.items():
-        for object_ in objects:
-            for state in STATES[family] + STATES["any"]:
-                feasible.append((state, object_))
+        feasible += itertools.product(STATES[family] + STATES["any"], objects)
     feasible.sort()
     fifth = len(feasible) // 5
     wanted = ["val"] * fifth + ["test"] * fifth
@@ -208,14 +206,13 @@ def vectors(random):
     Families of states and of objects are unrelated.
     """
     table = {}
-    for families in (STATES, OBJECTS):
-        for names in families.values():
-            family = random.normal(size=VECTOR_SIZE)
-            for name in names:
-                share = random.uniform(LEAST_SHARE, MOST_SHARE)
-                noise = random.normal(size=VECTOR_SIZE)
-                vector = share ** .5 * family + (1 - share) ** .5 * noise
-                table[name] = vector / VECTOR_SIZE ** .5
+    for names in (*STATES.values(), *OBJECTS.values()):
+        family = random.normal(size=VECTOR_SIZE)
+        for name in names:
+            share = random.uniform(LEAST_SHARE, MOST_SHARE)
+            noise = random.normal(size=VECTOR_SIZE)
+            vector = share ** .5 * family + (1 - share) ** .5 * noise
+            table[name] = vector / VECTOR_SIZE ** .5
     return table
 
 

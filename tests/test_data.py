@@ -295,7 +295,6 @@ def test_modes_become_rgb(tmp_path):
     Image.fromarray(np.stack([ramp, ramp, ramp, ramp.T], 2)).save(tmp_path / "alpha.png")
     Image.fromarray(ramp.astype(np.uint16) * 257).save(tmp_path / "16 bits.png")
     Image.fromarray(ramp.astype(np.int32) * 257).save(tmp_path / "32 bits.tif")
-    Image.fromarray(ramp.astype(np.float32) / 255).save(tmp_path / "floats.tif")
     for file in tmp_path.iterdir():
         photo = data.open_photo(file)
         assert photo.mode == "RGB"
@@ -309,11 +308,9 @@ def test_what_is_no_photo_says_why(tmp_path):
     whole = (tmp_path / "cut.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[:-99])
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    Image.new("1", (40_000, 10)).save(tmp_path / "strip.png")
-    Image.new("F", (9, 9), float("nan")).save(tmp_path / "nan.tif")
+    Image.new("F", (9, 9)).save(tmp_path / "floats.tif")
     for name, said in (("cut.jpg", "truncated"), ("a.heic", "pillow-heif"),
-                       ("strip.png", "strip of 40000 x 10"), ("nan.tif", "outside"),
-                       ("none.jpg", "No such")):
+                       ("floats.tif", "range"), ("none.jpg", "No such")):
         with pytest.raises(ValueError, match=said):
             data.open_photo(tmp_path / name)
 
@@ -355,20 +352,18 @@ def test_features_do_instead_of_photos_but_a_cache_only_without_them(tmp_path, c
     assert check(capsys, dataset.folder)[0] == 0
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".t7"])
-def test_content_decides_how_a_file_is_read(tmp_path, suffix):
-    save(tmp_path / f"f{suffix}", ["./1.jpg", "a\\2.jpg"], np.eye(2, dtype=np.float16))
-    stored = data.read_features((tmp_path / f"f{suffix}").rename(tmp_path / "f.pt"))
-    assert stored["files"] == ["1.jpg", "a/2.jpg"] and stored["features"].dtype == np.float32
-    np.testing.assert_array_equal(stored["features"], np.eye(2))
-
-
-def test_tensors_of_any_kind_are_read(tmp_path):
+def test_content_decides_how_a_file_is_read(tmp_path):
+    """NumPy's arrays, and tensors of any kind."""
     expected = np.array([[0.0, 2.0], [3.0, 0.0]])
+    np.savez(tmp_path / "0.npz", files=["./a", "b\\c"], features=expected.astype("f2"))
     tensor = torch.tensor(expected, requires_grad=True)
-    for kind in (tensor, tensor.bfloat16(), tensor.detach().to_sparse(), expected.astype("f2")):
-        torch.save({"files": np.array(["a", "b"]), "features": kind}, tmp_path / "f.t7")
-        assert (data.read_features(tmp_path / "f.t7")["features"] == expected).all()
+    for number, kind in enumerate((tensor, tensor.bfloat16(), tensor.detach().to_sparse()), 1):
+        stored = {"files": np.array(["./a", "b\\c"]), "features": kind}
+        torch.save(stored, tmp_path / f"{number}.npz")
+    for file in tmp_path.iterdir():
+        stored = data.read_features(file)
+        assert stored["files"] == ["a", "b/c"] and stored["features"].dtype == np.float32
+        assert (stored["features"] == expected).all()
 
 
 @pytest.mark.parametrize("content, said", [

@@ -252,8 +252,8 @@ def test_nothing_leaves_the_folder(tmp_path):
 def test_damaged_and_other_archives_leave_nothing(tmp_path, make):
     noise = random.Random(0).randbytes(5000)
     whole = make({data.SPLIT + "/train_pairs.txt": noise, "images/1.jpg": noise})
-    for body, said in ((whole[:-400], "cannot be unpacked"),
-                       (whole[:300] + bytes(200) + whole[500:], "cannot be unpacked"),
+    for body, said in ((whole[:-400], "cannot be used"),
+                       (whole[:300] + bytes(200) + whole[500:], "cannot be used"),
                        (make({"letters/1.txt": b"x"}), "is not the archive meant")):
         (tmp_path / "a.bin").write_bytes(body)
         with pytest.raises(ValueError, match=f"a.bin {said}"):
