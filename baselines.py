@@ -14,7 +14,6 @@ replacement.
 """
 
 import argparse
-import inspect
 from pathlib import Path
 
 import common
@@ -81,8 +80,8 @@ class Negatives(nn.Module):
         super().__init__()
         seen = torch.as_tensor(seen, dtype=torch.bool).flatten()
         if seen.sum() < 2:
-            raise ValueError(f"{common.count(int(seen.sum()), 'training composition')}: at least "
-                             "2 are needed to draw a negative")
+            raise ValueError(f"{int(seen.sum())} training compositions: at least 2 are needed to "
+                             "draw a negative")
         compositions = seen.nonzero().squeeze(1)
         place = seen.cumsum(0) - 1
         self.register_buffer("compositions", compositions, persistent=False)  # (P,)
@@ -284,11 +283,6 @@ class Transform(nn.Module):
         hidden = nnf.linear(images * factors, of_images).add_(summands)
         return self.combine[1:](hidden)
 
-    def under(self, images, conditions, state):
-        """Images (B,D), each under its own state (B,) -> (B,D)."""
-        factors, summands = conditions
-        return self(images, factors[state], summands[state])
-
 
 class SymNet(Compared):
     """SymNet: to attach a state that is there, or detach one that is not, should change nothing."""
@@ -343,10 +337,10 @@ class SymNet(Compared):
         attach, detach = self.compositions()
 
         def plus(x, state):
-            return self.attach.under(x, attach, state)
+            return self.attach(x, *(condition[state] for condition in attach))
 
         def minus(x, state):
-            return self.detach.under(x, detach, state)
+            return self.detach(x, *(condition[state] for condition in detach))
 
         plus_a = plus(v, a)
         minus_a = minus(v, a)
@@ -440,10 +434,8 @@ class TMN(Compared):
         super().__init__(state_vectors, object_vectors, train_states=not fixed_vectors,
                          train_objects=not fixed_vectors)
         common.check_number("TMN's layers", layers, least=2)
-        sizes = dict(modules=modules, width=width, rank=rank, negatives=negatives)
-        for name, value in sizes.items():
-            common.check_number(f"TMN's {name}", value, least=1)
-        self.config = dict(sizes, feature_dim=feature_dim, layers=layers, gating_lr=gating_lr,
+        self.config = dict(feature_dim=feature_dim, layers=layers, modules=modules, width=width,
+                           rank=rank, negatives=negatives, gating_lr=gating_lr,
                            fixed_vectors=fixed_vectors)
         self.first = nn.Linear(feature_dim, modules * width)
         self.first_norm = nn.BatchNorm1d(modules * width)
@@ -461,9 +453,13 @@ class TMN(Compared):
 
     def parameter_groups(self, lr):
         """The gating network learns at its own rate."""
-        named = dict(self.named_parameters())
-        gating = [value for name, value in named.items() if name.startswith("gate")]
-        rest = [value for name, value in named.items() if not name.startswith("gate")]
+        gating = []
+        rest = []
+        for name, value in self.named_parameters():
+            if name.startswith("gate"):
+                gating.append(value)
+            else:
+                rest.append(value)
         return [dict(params=rest, lr=lr), dict(params=gating, lr=self.config["gating_lr"])]
 
     def gated(self, index):
@@ -605,9 +601,16 @@ DEFAULTS = dict(
 
 def own_settings(name):
     """The settings of a model alone, {name: default}: its constructor's keyword-only parameters."""
-    parameters = inspect.signature(MODELS[name]).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters
-            if parameter.kind is parameter.KEYWORD_ONLY}
+    return MODELS[name].__init__.__kwdefaults__ or {}
+
+
+def owners():
+    """{setting: the names of the models that have it}."""
+    found = {}
+    for name in MODELS:
+        for setting in own_settings(name):
+            found.setdefault(setting, []).append(name)
+    return found
 
 
 def defaults(name):
@@ -620,9 +623,8 @@ def defaults(name):
     for dataset, settings in (dict(other={}) | DEFAULTS.get(name, {})).items():
         unknown = settings.keys() - known.keys()
         if unknown:
-            raise ValueError(f"baselines.DEFAULTS[{name!r}][{dataset!r}] sets "
-                             f"{', '.join(unknown)}: expected any of {', '.join(known)}, "
-                             f"those of training and of {MODELS[name].__name__}")
+            raise ValueError(f"baselines.DEFAULTS[{name!r}] sets {', '.join(unknown)}: expected "
+                             f"any of {', '.join(known)}")
         table[dataset] = known | settings
     return table
 
@@ -633,16 +635,12 @@ def add_options(parser):
     add = parser.add_argument_group("settings of one system").add_argument
     add("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv or best.pt, for the "
         "mask (default: from the word vectors)")
-    kinds = {}
-    owners = {}
-    for name in MODELS:
-        for setting, default in own_settings(name).items():
-            kinds[setting] = type(default)
-            owners.setdefault(setting, []).append(name)
-    for setting, kind in kinds.items():
+    for setting, names in owners().items():
+        kind = type(own_settings(names[0])[setting])
         if kind in (int, float):
-            add(f"--{setting.replace('_', '-')}", type=common.number(kind, least=0),
-                help=f"of {', '.join(owners[setting])}")
+            least = 1 if kind is int else 0  # of sizes, and of weights and rates
+            add(f"--{setting.replace('_', '-')}", type=common.number(kind, least=least),
+                help=f"of {', '.join(names)}")
 
 
 @common.command
@@ -654,7 +652,10 @@ def main(argv=None):
     parser.add_argument("--model", required=True, choices=MODELS)
     add_options(parser)
     options = parser.parse_args(argv)
-    check_own_options(options)
+    for setting, names in owners().items():
+        if options.model not in names and getattr(options, setting, None) is not None:
+            raise ValueError(f"{options.model} has no setting {setting}, which is one of "
+                             f"{', '.join(names)}: leave the option out")
     if options.feasibility:
         Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))
@@ -665,31 +666,15 @@ def main(argv=None):
                                             prepared.dataset.objects)
 
     def build():
-        model = make_model(options.model, prepared)
+        own = {name: prepared.settings[name] for name in own_settings(options.model)}
+        model = MODELS[options.model](
+            prepared.state_vectors, prepared.object_vectors,
+            prepared.features["train"].shape[1], prepared.dataset.seen, **own).to(prepared.device)
         if given is not None:
             model.feasibility = lambda seen: given  # the scores it is masked with, read from a file
         return model
 
     experiment.experiment(build, prepared)
-
-
-def check_own_options(options):
-    """ValueError: an option for a model without such a setting."""
-    own = own_settings(options.model)
-    for name in MODELS:
-        for setting in own_settings(name).keys() - own.keys():
-            value = getattr(options, setting, None)
-            if value is not None:
-                raise ValueError(f"--{setting.replace('_', '-')} {value} is a setting of {name}, "
-                                 f"{options.model} has none of this name: leave it out")
-
-
-def make_model(name, prepared):
-    """A new model on the device, with the settings that are its own and not of training."""
-    settings = {setting: prepared.settings[setting] for setting in own_settings(name)}
-    model = MODELS[name](prepared.state_vectors, prepared.object_vectors,
-                         prepared.features["train"].shape[1], prepared.dataset.seen, **settings)
-    return model.to(prepared.device)
 
 
 if __name__ == "__main__":
