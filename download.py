@@ -107,8 +107,6 @@ def fetch(url, file, *, timeout=TIMEOUT, tries=4, wait=1):
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
                 TimeoutError) as error:
             why = str(error) or type(error).__name__
-            if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-                break  # no use to try again
     raise ConnectionError(f"{url}: {why}; run it again to go on from what has come, or save that "
                           f"file as {file}")
 
