@@ -6,9 +6,9 @@ shared space, F features, K members. A composition (s, o) has the index s * O + 
 """
 
 import argparse
+import glob
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import common
 
@@ -28,14 +28,6 @@ from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once: on a CPU they stay in the cache, a GPU wants large kernels.
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
-
-
-class Halves(NamedTuple):
-    """φ(s, o) = a_s + b_o of all compositions, without a matrix of them."""
-
-    of_state: torch.Tensor          # a (S, D)
-    of_object: torch.Tensor         # b (O, D)
-    inverse_length: torch.Tensor    # 1 / |a_s + b_o| (S, O)
 
 
 class CompCos(nn.Module):
@@ -79,9 +71,10 @@ class CompCos(nn.Module):
         checkpoint = experiment.load_best(path, cls.__name__)
         with common.reading(path, "train anew, or restore the file"):
             weights = checkpoint.pop("weights")
-            model = build(weights["states"], weights["objects"], checkpoint["config"])
+            first = "members.0." if "members.0.states" in weights else ""
+            model = build(weights[f"{first}states"], weights[f"{first}objects"],
+                          **checkpoint["config"])
             model.load_state_dict(weights)
-            allowed_answers(checkpoint)  # looks at what prediction needs
         model.checkpoint = checkpoint
         return model.to(image_features.pick_device(device)).eval()
 
@@ -98,17 +91,14 @@ class CompCos(nn.Module):
         """
         return self.score(features, self.compositions())
 
-    def score(self, features, compositions):
-        """Scores (B, S, O) of images (B, F), from `compositions()`."""
-        products = self.products(self.embed_images(features), compositions)
-        return self.compare(*products, compositions.inverse_length)
-
     def cosines(self, features, pairs):
         """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
-        compositions = self.compositions()
-        products = self.products(self.embed_images(features), compositions)
-        return self.compare(*products, compositions.inverse_length,
-                            train.as_tensor(pairs, features.device))
+        return self.score(features, self.compositions(), pairs)
+
+    def score(self, features, compositions, pairs=None):
+        """Scores (B, S, O) of images (B, F), from `compositions()`; or (B, P), those of pairs
+        (P, 2) int."""
+        return self.compare(*self.products(self.embed_images(features), compositions), pairs)
 
     def embed_images(self, features):
         """ω: (B, F) -> (B, D), of unit length unless the model was made with
@@ -119,7 +109,8 @@ class CompCos(nn.Module):
         return embedded
 
     def compositions(self):
-        """What all images share (`Halves`)."""
+        """What all images share: φ(s, o) = a_s + b_o, without a matrix of them, as a (S, D), b
+        (O, D) and 1 / |a_s + b_o| (S, O)."""
         of_state, of_object = self.projection.weight.chunk(2, dim=1)
         a = nnf.linear(self.states, of_state, self.projection.bias)
         b = nnf.linear(self.objects, of_object)
@@ -129,22 +120,24 @@ class CompCos(nn.Module):
         x = a.to(wide)
         y = b.to(wide)
         squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T  # (S, O)
-        return Halves(a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype))
+        return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
     def products(self, embedded, compositions):
-        """x·a_s (B, S) and x·b_o (B, O) of embedded images x (B, D), from `compositions()`."""
-        return embedded @ compositions.of_state.T, embedded @ compositions.of_object.T
+        """What `compare` takes, of embedded images x (B, D) and `compositions()`: x·a_s (B, S),
+        x·b_o (B, O), and 1 / |a_s + b_o| (S, O)."""
+        a, b, inverse_length = compositions
+        return embedded @ a.T, embedded @ b.T, inverse_length
 
     def compare(self, by_state, by_object, inverse_length, pairs=None):
-        """Scores (x·a_s + x·b_o) / |a_s + b_o| from `products` (B, S), (B, O) and lengths (S, O):
-        (B, S, O) of all compositions, or (B, P) of pairs (P, 2) int.
+        """Scores (x·a_s + x·b_o) / |a_s + b_o| from what `products` gives: (B, S, O) of all
+        compositions, or (B, P) of pairs (P, 2) int.
 
         All scores come from here, in training as in evaluation.
         """
         if pairs is None:
             scores = (by_state[:, :, None] + by_object[:, None, :]) * inverse_length  # (B, S, O)
         else:
-            state, object_ = pairs.T
+            state, object_ = train.as_tensor(pairs, by_state.device).T
             place = state * by_object.shape[1] + object_
             # Unlike by_state[:, state], an embedding look-up has a deterministic gradient on GPUs.
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
@@ -180,27 +173,26 @@ class CompCos(nn.Module):
         Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen)
         is added to the logits of the seen, n (S, O) = `images` of a composition in training (0
         counts as 1); `word_rate` multiplies the rate of the word embeddings. ValueError: another
-        shape or kind of seen, a setting outside its range.
+        shape or kind of seen, another world or rivals, a scale or margin outside its range.
         """
         seen = train.as_tensor(seen, self.states.device)
         shape = (len(self.states), len(self.objects))
         if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
             raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}: expected bool {shape}, "
                              "states by objects, one or more of them True")
-        if world not in ("open", "closed") or rivals not in ("all", "seen") or mix not in MIXES:
-            raise ValueError(f"world {world!r}, rivals {rivals!r}, mix {mix!r}: expected open or "
-                             f"closed; all or seen; one of {', '.join(MIXES)}")
+        if world not in ("open", "closed") or rivals not in ("all", "seen"):
+            raise ValueError(f"world {world!r}, rivals {rivals!r}: expected open or closed, all "
+                             "or seen")
         self.seen = seen
         self.seen_alone = world == "closed" or rivals == "seen"
         self.scale = common.check_number("scale", scale, above=0)
         self.greatest_margin = common.check_number("margin", margin, least=0)
-        self.warmup = common.check_number("warmup", warmup, least=0)
+        self.warmup = warmup
         self.mix = mix
-        self.word_rate = common.check_number("word_rate", word_rate, above=0)
+        self.word_rate = word_rate
         logs = np.log(np.maximum(np.broadcast_to(images, shape), 1))
         logs -= logs[seen.cpu().numpy()].mean()
-        logs *= common.check_number("counts", counts, least=0)
-        self.counts = torch.as_tensor(logs, dtype=self.states.dtype, device=seen.device)
+        self.counts = torch.as_tensor(counts * logs, dtype=self.states.dtype, device=seen.device)
         # At first the P seen compete alone: those of `pairs`. A composition's column among these is
         # P, which is none, if it is unseen.
         self.pairs = seen.nonzero()                                        # (P, 2)
@@ -212,9 +204,7 @@ class CompCos(nn.Module):
 
     def loss(self, features, target):
         """What training minimises, of features (B, F) and targets (B,): a 0-dim tensor."""
-        compositions = self.compositions()
-        products = self.products(self.embed_images(features), compositions)
-        computed = [*products, compositions.inverse_length]
+        computed = self.products(self.embed_images(features), self.compositions())
         if self.pairs is not None:  # few columns
             return self.loss_of(*computed, target)
         # Of a single image, what is done once a chunk would take as long as what is done for it.
@@ -246,12 +236,11 @@ class CompCos(nn.Module):
     def parameter_groups(self, lr):
         """Adam's groups, one a rate, since each takes a kernel of its own: the word embeddings
         learn at `word_rate` times the rate of the rest."""
-        if self.word_rate == 1:
-            return [dict(params=list(self.parameters()), lr=lr)]
-        rest = dict(self.named_parameters())
-        words = [rest.pop("states"), rest.pop("objects")]
-        return [dict(params=list(rest.values()), lr=lr),
-                dict(params=words, lr=lr * self.word_rate)]
+        groups = {lr: [], lr * self.word_rate: []}
+        for name, weight in self.named_parameters():
+            is_word = name.endswith(("states", "objects"))
+            groups[lr * self.word_rate if is_word else lr].append(weight)
+        return [dict(params=weights, lr=rate) for rate, weights in groups.items()]
 
 
 class LossInChunks(torch.autograd.Function):
@@ -307,25 +296,30 @@ class Members(nn.Module):
         self.members = nn.ModuleList(members)
         self.config = members[0].config | dict(members=len(members))
         self.checkpoint = None
-        self.states = members[0].states    # the first member's own
-        self.objects = members[0].objects
 
     forward = CompCos.forward              # (B, F) -> (B, S, O)
+    cosines = CompCos.cosines              # (B, F), (P, 2) -> (B, P)
+    parameter_groups = CompCos.parameter_groups
+
+    @property
+    def states(self):
+        """(S, V), the first member's own."""
+        return self.members[0].states
+
+    @property
+    def objects(self):
+        """(O, V), the first member's own."""
+        return self.members[0].objects
 
     def compositions(self):
         """What all images share, of each member."""
         return [member.compositions() for member in self.members]
 
-    def score(self, features, compositions):
-        """(B, F) -> (B, S, O), the mean over the members."""
-        total = 0
-        for member, shared in zip(self.members, compositions):
-            total += member.score(features, shared)
-        return total / len(self.members)
-
-    def cosines(self, features, pairs):
-        """(B, F), (P, 2) -> (B, P), the mean over the members."""
-        return sum(member.cosines(features, pairs) for member in self.members) / len(self.members)
+    def score(self, features, compositions, pairs=None):
+        """As that of CompCos, the mean over the members."""
+        scores = (member.score(features, shared, pairs)
+                  for member, shared in zip(self.members, compositions))
+        return sum(scores) / len(self.members)
 
     def feasibility(self, seen, *, mix="mean"):
         """(S, O), the mean over the members."""
@@ -335,6 +329,7 @@ class Members(nn.Module):
         """As that of CompCos, for every member."""
         for member in self.members:
             member.set_training(seen, **settings)
+        self.word_rate = self.members[0].word_rate
         return self
 
     def loss(self, features, target):
@@ -360,37 +355,28 @@ class Members(nn.Module):
         """Each member's margins come from its own embeddings."""
         return [member.after_epoch(epoch) for member in self.members][0]
 
-    def parameter_groups(self, lr):
-        """The members' groups, those of one rate together."""
-        together = {}
-        for member in self.members:
-            for group in member.parameter_groups(lr):
-                together.setdefault(group["lr"], []).extend(group["params"])
-        return [dict(params=params, lr=rate) for rate, params in together.items()]
 
-
-def build(state_vectors, object_vectors, config):
-    """A CompCos of these settings, or `Members` where config["members"] is above 1."""
-    of_member = dict(config)
-    count = of_member.pop("members", 1)
-    if count == 1:
-        return CompCos(state_vectors, object_vectors, **of_member)
-    return Members([CompCos(state_vectors, object_vectors, **of_member) for _ in range(count)])
+def build(state_vectors, object_vectors, *, members=1, **config):
+    """A CompCos of these settings, or `Members` of several."""
+    if members == 1:
+        return CompCos(state_vectors, object_vectors, **config)
+    return Members([CompCos(state_vectors, object_vectors, **config) for _ in range(members)])
 
 
 # ---- the loss ----
 
 
-def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
+def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
     """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
     a 0-dim tensor.
 
-    Tensors or arrays: cosines (B, S, O), target (B,) int in s * O + o and seen (S, O) bool; or, of
-    P chosen compositions, cosines (B, P), target (B,) columns and seen (P,). scale = 1 / T > 0, a
-    number or, to be learnt, a 0-dim tensor. margin, of seen's shape or a number, = α·ρ lowers the
-    cosines of unseen compositions and is ignored where seen; None: only the seen compete. counts,
-    of seen's shape and not in the paper, is added to the logits of the seen: how often each is met
-    in training. ValueError: other shapes or kinds, or an unseen target where only the seen compete.
+    cosines (B, S, O), target (B,) int in s * O + o and seen (S, O) bool; or, of P chosen
+    compositions, cosines (B, P), target (B,) columns and seen (P,). All are tensors, or but for the
+    cosines arrays. scale = 1 / T > 0, a number or, to be learnt, a 0-dim tensor. margin, of seen's
+    shape or a number, = α·ρ lowers the cosines of unseen compositions and is ignored where seen;
+    None: only the seen compete. counts, a number or a tensor of seen's shape and not in the paper,
+    is added to the logits of the seen: how often each is met in training. ValueError: other shapes,
+    or an unseen target where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -404,18 +390,12 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=None):
     >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
     [-0.63, 0.17, 0.46]
     """
-    cosines = train.as_tensor(cosines)
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
     margins = train.as_tensor(0.0 if margin is None else margin, seen.device)
-    counts = train.as_tensor(0.0 if counts is None else counts, seen.device)
-    shapes = [tuple(tensor.shape) for tensor in (cosines, target, seen, margins, counts)]
-    fits = cosines.shape[1:] == seen.shape and cosines.shape[:1] == target.shape
-    fits = fits and {margins.shape, counts.shape} <= {seen.shape, ()}
-    if not fits or seen.dtype != torch.bool or target.is_floating_point():
-        raise ValueError(f"cosines, target, seen, margin, counts of shapes {shapes}, target of "
-                         f"{target.dtype}, seen of {seen.dtype}: expected (B, S, O), integers "
-                         "(B,), bool (S, O), or (B, P), (B,), (P,); margin and counts as seen")
+    if seen.shape != cosines.shape[1:]:
+        raise ValueError(f"cosines {tuple(cosines.shape)}, seen {tuple(seen.shape)}: expected "
+                         "(B, S, O) and (S, O), or (B, P) and (P,)")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
     offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
     logits = (scale * cosines + offset).flatten(1)
@@ -448,11 +428,14 @@ def load_published(state_dict):
     Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and
     nothing that runs code. ValueError: other parameters.
     """
+    path = "state_dict"
     if not isinstance(state_dict, dict):
-        state_dict = data.load_tensors(state_dict)
+        path = state_dict
+        state_dict = data.load_tensors(path)
     ours = {"attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
     weights = {}
-    try:
+    with common.reading(path, "expected a published CompCos: Linear, LayerNorm and Linear in "
+                              "image_embedder.mod; attr_embedder, obj_embedder, projection"):
         for name, value in image_features.unwrap(state_dict).items():
             # The last layer is the fourth, or the fifth where dropout counts, as it does here.
             name = name.replace("image_embedder.mod.", "image_embedder.")
@@ -461,10 +444,6 @@ def load_published(state_dict):
         hidden, feature_dim = weights["image_embedder.0.weight"].shape
         model = CompCos(weights["states"], weights["objects"], feature_dim, hidden=hidden)
         model.to(weights["states"].dtype).load_state_dict(weights)  # float64 keeps its digits
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError("not a published CompCos (Linear, LayerNorm and Linear in "
-                         "image_embedder.mod; attr_embedder, obj_embedder, projection): "
-                         f"{common.reason(error)}") from None
     return model.eval()
 
 
@@ -476,10 +455,10 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     k), best first, arrays.
 
     features: (N, F) array or tensor, or a list of image files where the model's checkpoint names
-    its backbone. candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at
-    most their number. bias is added to the unseen to rank them, not to the scores given; it needs
-    the seen mask of a loaded checkpoint. ValueError: no candidate, wrong shapes, features or a bias
-    that are not finite.
+    its backbone. candidates: (C,) bool, the compositions allowed (None: all); k is at most their
+    number. bias is added to the unseen to rank them, not to the scores given; it needs the seen
+    mask of a loaded checkpoint. The model is left in evaluation mode. ValueError: no candidate,
+    wrong shapes, features that are not finite.
     """
     return best_compositions(model, features, k=k, candidates=candidates, bias=bias)[:2]
 
@@ -489,45 +468,41 @@ def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
     """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
     bias·[unseen]) / temperature over the candidates."""
     features = as_features(model, features)
-    shape = (len(model.states), len(model.objects))
+    composition_count = len(model.states) * len(model.objects)
     if candidates is None:
-        candidates = np.ones(shape, bool)
+        candidates = np.ones(composition_count, bool)
     allowed = train.as_tensor(candidates, features.device)
-    is_mask = allowed.dtype == torch.bool and allowed.shape in (shape, (shape[0] * shape[1],))
-    if not is_mask or not allowed.any():
-        raise ValueError(f"candidates are {allowed.dtype} {tuple(allowed.shape)}: expected bool, "
-                         f"(S, O) {shape} or (C,), one or more allowed")
-    offset = torch.where(allowed.flatten(), 0.0, -torch.inf)  # (C,)
-    if common.check_number("bias", bias):
+    if allowed.shape != (composition_count,) or not allowed.any():
+        raise ValueError(f"candidates are {tuple(allowed.shape)}: expected (C,) bool, here "
+                         f"({composition_count},), one or more of them True")
+    offset = torch.where(allowed, 0.0, -torch.inf)
+    if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with "
                              "CompCos.load(best.pt)")
         offset += bias * ~model.checkpoint["seen"].flatten().to(offset.device)
-    k = min(common.check_number("k", k, least=1), int(allowed.sum()))
+    k = min(k, int(allowed.sum()))
     blocks = []
-    was_training = model.training
     for _, scores in train.chunks(model.eval(), features, model.compositions()):
         ranked = scores + offset
         indices = ranked.topk(k, dim=1).indices
         probabilities = (ranked / temperature).softmax(1)
         blocks.append((indices, scores.gather(1, indices), probabilities.gather(1, indices)))
-    model.train(was_training)
     return tuple(torch.cat(parts).cpu().numpy() for parts in zip(*blocks))
 
 
 def as_features(model, features):
     """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other
     shapes, not finite."""
-    checkpoint = model.checkpoint or dict(settings=dict(backbone="unknown features"))
-    if len(features) and isinstance(features[0], (str, Path)):
-        features = image_features.features_like(checkpoint["settings"], features,
-                                                model.states.device)
-    features = train.as_tensor(features, model.states.device).to(model.states.dtype)
+    checkpoint = model.checkpoint
+    device = model.states.device
+    if checkpoint and len(features) and isinstance(features[0], (str, Path)):
+        features = image_features.features_like(checkpoint["settings"], features, device)
+    features = train.as_tensor(features, device).to(model.states.dtype)
     expected = model.config["feature_dim"]
     if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
-        raise ValueError(f"features {tuple(features.shape)}, {int((~features.isfinite()).sum()):,} "
-                         f"of them not finite: the model was trained on finite (N, {expected})")
-    if "feature_mean" in checkpoint and are_of_another_kind(features, checkpoint):
+        raise ValueError(f"features {tuple(features.shape)}: expected (N, {expected}), all finite")
+    if checkpoint and are_of_another_kind(features, checkpoint):
         warnings.warn("these features lie far from those that the model was trained on, as those "
                       "of another backbone do, or features divided by their length: the answers "
                       "and their probabilities may be wrong", stacklevel=2)
@@ -551,12 +526,8 @@ def are_of_another_kind(features, checkpoint):
     return bool(distance > 1.7 + 2.8 / len(features) ** 0.5 or size < 0.2)
 
 
-PREDICTION = ("image", "rank", "state", "object", "score", "probability", "seen", "feasibility")
-
-
 def predict_images(model, images, features=None, *, top=5, candidates="open_masked"):
-    """The best compositions of images as rows, dicts of PREDICTION: what `--predict` prints and
-    writes.
+    """The best compositions of images as rows, dicts: what `--predict` prints and writes.
 
     `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given.
     `candidates` is one of experiment.CANDIDATE_SETS; compositions that the training folder names
@@ -565,71 +536,79 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     temperature under which it says how often such answers were right on validation.
     """
     checkpoint = model.checkpoint
-    allowed = allowed_answers(checkpoint)
+    seen, closed, feasibility, named = [
+        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
+    allowed = experiment.candidate_sets(seen, closed, feasibility, checkpoint["threshold"],
+                                        named=named)
     if candidates not in allowed:
         raise ValueError(f"candidates are {candidates!r}: expected one of {', '.join(allowed)}")
     bias = checkpoint["bias"][candidates]
     indices, scores, probabilities = best_compositions(
         model, images if features is None else features, k=top, candidates=allowed[candidates],
         bias=bias, temperature=checkpoint["temperature"][candidates])
-    seen = checkpoint["seen"].flatten().numpy()
+    seen = seen.ravel()
     scores = scores + np.float32(bias) * ~seen[indices]
-    rho = checkpoint["feasibility"].flatten().tolist()
+    rho = feasibility.ravel().tolist()
     rows = []
-    for i, image in enumerate(images):
-        for j, c in enumerate(indices[i].tolist()):
+    for image, *answers in zip(images, indices.tolist(), scores.tolist(), probabilities.tolist()):
+        for rank, (c, score, probability) in enumerate(zip(*answers), 1):
             state, object_ = divmod(c, len(checkpoint["objects"]))
             rows.append(dict(
-                image=str(image), rank=j + 1, state=checkpoint["states"][state],
-                object=checkpoint["objects"][object_], score=float(scores[i, j]),
-                probability=float(probabilities[i, j]), seen=bool(seen[c]), feasibility=rho[c]))
+                image=str(image), rank=rank, state=checkpoint["states"][state],
+                object=checkpoint["objects"][object_], score=score, probability=probability,
+                seen=bool(seen[c]), feasibility=rho[c]))
     return rows
 
 
-def allowed_answers(checkpoint):
-    """The candidate sets of a loaded checkpoint, name -> (C,) bool; the hard mask hides nothing
-    that the folder names."""
-    seen, closed, feasibility, named = [
-        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
-    return experiment.candidate_sets(seen, closed, feasibility, checkpoint["threshold"],
-                                     named=named)
-
-
 def find_images(arguments):
-    """The image files that files and folders name, each once, in order. What of a folder is no
-    photo is said."""
+    """The image files that files, patterns and folders name, each once, in order. What of a folder
+    is no photo is said, and what a pattern such as `new/*.jpg` leaves beside its photos."""
     found = []
-    for argument in map(Path, arguments):
-        if argument.is_dir():
-            photos, left_out = data.photo_files(argument)
-            found += [argument / photo for photo in photos]
-            if left_out:
-                print(f"note: {argument}: {data.what_stayed_out(left_out)}")
-        else:  # a missing file is named, with all others, when it is opened
-            found.append(argument)
+    for argument in arguments:
+        matches = []
+        if not Path(argument).exists():  # a pattern that the shell left as it is
+            matches = sorted(glob.glob(str(argument)))
+        for path in map(Path, matches or [argument]):
+            if path.is_dir():
+                photos, left_out = data.photo_files(path)
+                found += [path / photo for photo in photos]
+                if left_out:
+                    print(f"note: {path}: {data.what_stayed_out(left_out)}")
+            else:  # a missing file is named, with all others, when it is opened
+                found.append(path)
     if not found:
         raise ValueError(f"no image in {common.some(arguments)}")
+    left = left_beside([path for path in found if path.exists()])
+    if left:
+        print(f"note: photos beside these with other endings are left: {common.some(left)}")
     return list(map(str, dict.fromkeys(found)))
 
 
+def left_beside(files):
+    """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
+    new/1.JPG: sorted paths."""
+    endings = {file.suffix for file in files}
+    left = []
+    for folder in {file.parent for file in files}:
+        for path in folder.iterdir():
+            if path.suffix.lower() in data.photo_suffixes() and path.suffix not in endings:
+                left.append(path)
+    return sorted(left)
+
+
 def images_and_features(checkpoint, options):
-    """(images, features (N, F)) of --predict or of the file --features; --skip-broken leaves out
-    images without finite features."""
+    """(images, features (N, F)) of the file --features, or of --predict; --skip-broken leaves out
+    photos that cannot be read."""
     if options.features:
         stored = data.read_features(options.features)
-        images = stored["files"]
-        features = np.asarray(stored["features"], np.float32)
-    else:
-        images = find_images(options.predict)
-        features = image_features.features_like(checkpoint["settings"], images, options.device,
-                                                options.weights, options.skip_broken)
-    if not options.skip_broken:
-        return images, features
-    is_finite = np.isfinite(features).all(1)
-    broken = np.array(images)[~is_finite]
-    if len(broken):
-        print(f"note: {common.count(len(broken), 'image')} left out: {common.some(broken)}")
-    return np.array(images)[is_finite], features[is_finite]
+        return stored["files"], stored["features"]
+    images = np.array(find_images(options.predict))
+    features = image_features.features_like(checkpoint["settings"], images, options.device,
+                                            options.weights, options.skip_broken)
+    is_whole = np.isfinite(features).all(1)
+    if not is_whole.all():
+        print(f"note: broken and left out: {common.some(images[~is_whole])}")
+    return images[is_whole], features[is_whole]
 
 
 def print_predictions(options):
@@ -643,14 +622,14 @@ def print_predictions(options):
     images, features = images_and_features(model.checkpoint, options)
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
-        common.write_rows(options.csv, PREDICTION, [row.values() for row in rows])
+        common.write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
         print(f"{common.count(len(rows), 'answer')} written to {options.csv}")
         return
     print(f"answers: {options.candidates}; scores with the bias that validation chose")
     for row in rows:
         if row["rank"] == 1:
             print(row["image"])
-        kind = "seen" if row["seen"] else f"unseen, feasibility {row['feasibility']:.2f}"
+        kind = "seen" if row["seen"] else "unseen"
         print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  "
               f"({kind})")
 
@@ -662,14 +641,14 @@ def print_predictions(options):
 # off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
 # it leaves out is as for MIT-States.
 PAPER = dict(
-    recipe="paper", members=1, epochs=300, epoch_steps=0, batch_size=128, lr=5e-5,
+    recipe="paper", members=1, epochs=300, epoch_steps=0, warmup=15, batch_size=128, lr=5e-5,
     weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
     average=0.0, word_rate=1.0, patience=0, rivals="all")
 OF_DATASET = {
-    "mitstates": dict(scale=20.0, margin=0.4, warmup=15, vectors=["fasttext", "word2vec"]),
-    "utzappos": dict(scale=50.0, margin=1.0, warmup=15, vectors=["word2vec"]),
-    "cgqa": dict(scale=100.0, margin=0.4, warmup=15, vectors=["word2vec"]),
-    "shapes": dict(scale=20.0, margin=0.4, warmup=15, vectors=["random"], epochs=40, lr=1e-3),
+    "mitstates": dict(scale=20.0, margin=0.4, vectors=["fasttext", "word2vec"]),
+    "utzappos": dict(scale=50.0, margin=1.0, vectors=["word2vec"]),
+    "cgqa": dict(scale=100.0, margin=0.4, vectors=["word2vec"]),
+    "shapes": dict(scale=20.0, margin=0.4, vectors=["random"], epochs=40, lr=1e-3),
 }
 # A folder of one's own by the paper's recipe: as many steps as the strong one, at a rate at which
 # they suffice. An epoch of small data is several passes, of `epoch_steps` in all.
@@ -699,15 +678,15 @@ def defaults(recipe=None):
     a setting that is none.
     """
     known = PAPER | OF_DATASET["mitstates"]
-    table = dict(other=known | FOLDER)
-    for name, settings in OF_DATASET.items():
-        if settings.keys() - known.keys():
-            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(settings)}: expected any of "
+    table = {name: known | settings for name, settings in OF_DATASET.items()}
+    table["other"] = known | FOLDER
+    for name, settings in table.items():
+        unknown = settings.keys() - known.keys()
+        if unknown:
+            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(unknown)}: expected any of "
                              f"{', '.join(known)}")
-        table[name] = known | settings
-    for name in table:
         if recipe == "strong" or (recipe is None and name == "other"):
-            table[name] |= STRONG
+            settings |= STRONG
     return table
 
 
@@ -718,25 +697,23 @@ def add_options(parser):
     add = parser.add_argument_group("CompCos").add_argument
     add("--recipe", choices=["paper", "strong"],
         help="default: paper for the named datasets, else strong")
-    add("--members", type=number(int, least=1), metavar="K",
+    add("--members", type=number(int, least=1),
         help="models whose scores are averaged (paper 1, strong 4)")
     add("--scale", type=number(above=0), metavar="1/T",
         help="logit scale, one over the temperature")
     add("--margin", type=number(least=0), metavar="α",
         help="greatest factor of the feasibility margins; 0: the paper's α = 0")
-    add("--warmup", type=number(int, least=0), metavar="E",
+    add("--warmup", type=number(int, least=0),
         help="epochs until α is reached; 0: at once")
     add("--mix", choices=list(MIXES), help="g of Eq. 5")
-    add("--patience", type=number(int, least=0), metavar="E",
+    add("--patience", type=number(int, least=0),
         help="stop after so many epochs without a better validation AUC; 0: never")
     add("--rivals", choices=["all", "seen"],
         help="which compositions compete with the truth in open-world training (default all; in "
-             "the strong recipe seen, where these are half of all or more, and validation has "
-             f"fewer than {experiment.FEW_COMPOSITIONS} unseen ones)")
-    add = parser.add_argument_group("CompCos: what the strong recipe changes").add_argument
+             "the strong recipe seen, where these are most and validation has few others)")
     add("--dropout", type=number(least=0, below=1))
     add("--hidden", type=number(int, least=1), help="width of ω")
-    add("--dim", type=number(int, least=1), metavar="D",
+    add("--dim", type=number(int, least=1),
         help="numbers of the shared space (paper: those of the vectors)")
     add("--cosine", action="store_const", const=True, dest="unit_images",
         help="images of unit length")
@@ -744,7 +721,7 @@ def add_options(parser):
         help="W (log n - mean) is added to the logits of the seen")
     add("--average", type=number(least=0, below=1), metavar="DECAY",
         help="greatest decay of the average of weights; 0: none")
-    add("--word-rate", type=number(above=0), metavar="X",
+    add("--word-rate", type=number(above=0),
         help="rate of the word embeddings over that of the rest")
 
 
@@ -784,7 +761,7 @@ def make_model(prepared):
     names = ("hidden", "dropout", "dim", "unit_images", "members")
     config = {name: settings[name] for name in names}
     config["feature_dim"] = prepared.features["train"].shape[1]
-    model = build(prepared.state_vectors, prepared.object_vectors, config).to(prepared.device)
+    model = build(prepared.state_vectors, prepared.object_vectors, **config).to(prepared.device)
     names = ("world", "rivals", "scale", "margin", "warmup", "mix", "counts", "word_rate")
     keywords = {name: settings[name] for name in names}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
