@@ -15,37 +15,22 @@ from PIL import Image
 
 import baselines
 import benchmark
-import common
 import compcos
 import experiment
 import reproduce
 import train
+from test_experiment import make_toy
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "../shared/paper.tex"
 
 
 def make(folder):
-    """Own data: 4 states x 5 objects, 19 compositions, features that tell them apart."""
-    random = np.random.default_rng(0)
-    looks = random.normal(size=(9, 16))
-    rows = []
-    features = []
-    (folder / "images").mkdir(parents=True)
-    for s, o in np.ndindex(4, 5):
-        if (s, o) == (3, 3):  # occurs nowhere
-            continue
-        shown_in = ("train", "val", "train", "test", "train")[(s + 2 * o) % 5]
-        for phase, count in dict(train=8, val=3, test=3).items():
-            if shown_in not in ("train", phase):
-                continue
-            for _ in range(count):
-                rows.append([f"{len(rows)}.png", "wxyz"[s], "abcde"[o], phase])
-                features.append(looks[s] + looks[4 + o] + random.normal(size=16))
-                Image.new("RGB", (20, 30)).save(folder / "images" / rows[-1][0])
-    common.write_rows(folder / "images.csv", ["image", "state", "object", "split"], rows)
-    np.savez(folder / "features.npz", files=[row[0] for row in rows],
-             features=np.array(features, np.float32))
+    """Own data of few images, with photos."""
+    make_toy(folder)
+    (folder / "images").mkdir()
+    for row in experiment.read_rows(folder / "images.csv"):
+        Image.new("RGB", (20, 30)).save(folder / "images" / row["image"])
     return folder
 
 
@@ -86,7 +71,7 @@ def short_epochs():
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("toy"))
+    return make(tmp_path_factory.mktemp("data") / "toy")
 
 
 def test_interrupted_continued_complete_and_reused(toy, tmp_path, epochs, monkeypatch, capsys):
