@@ -82,10 +82,8 @@ class Negatives(nn.Module):
         if seen.sum() < 2:
             raise ValueError(f"{int(seen.sum())} training compositions: at least 2 are needed to "
                              "draw a negative")
-        compositions = seen.nonzero().squeeze(1)
-        place = seen.cumsum(0) - 1
-        self.register_buffer("compositions", compositions, persistent=False)  # (P,)
-        self.register_buffer("place", place, persistent=False)                # (C,) in that list
+        self.compositions = nn.Buffer(seen.nonzero().squeeze(1), persistent=False)  # (P,)
+        self.place = nn.Buffer(seen.cumsum(0) - 1, persistent=False)    # (C,) in that list
 
     def forward(self, target, count):
         """(B,) truths -> (B,count) compositions."""
@@ -192,12 +190,10 @@ class AttributesAsOperators(Triplet):
         self.to_state = nn.Linear(dim, len(self.states))
         self.to_object = nn.Linear(dim, len(self.objects))
         seen = torch.as_tensor(seen, dtype=torch.bool)
-        states_with = torch.argsort(~seen.T, dim=1, stable=True)   # (O,S) those seen with it first
-        place = seen.cumsum(0) - 1                                 # (S,O) a state's among them
-        number = seen.sum(0)                                       # (O,) how many they are
-        self.register_buffer("states_with", states_with, persistent=False)
-        self.register_buffer("place", place, persistent=False)
-        self.register_buffer("number", number, persistent=False)
+        seen_first = torch.argsort(~seen.T, dim=1, stable=True)
+        self.states_with = nn.Buffer(seen_first, persistent=False)      # (O,S) those seen with it
+        self.place = nn.Buffer(seen.cumsum(0) - 1, persistent=False)    # (S,O) a state's among them
+        self.number = nn.Buffer(seen.sum(0), persistent=False)          # (O,) how many they are
 
     def parameter_groups(self, lr):
         """The states' matrices learn at a tenth of the rate."""
@@ -619,8 +615,8 @@ def defaults(name):
     ValueError: DEFAULTS has a setting that is none of either.
     """
     known = TRAINING | own_settings(name)
-    table = {}
-    for dataset, settings in (dict(other={}) | DEFAULTS.get(name, {})).items():
+    table = dict(other=known)
+    for dataset, settings in DEFAULTS.get(name, {}).items():
         unknown = settings.keys() - known.keys()
         if unknown:
             raise ValueError(f"baselines.DEFAULTS[{name!r}] sets {', '.join(unknown)}: expected "
@@ -660,18 +656,16 @@ def main(argv=None):
         Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))
     prepared.settings["feasibility"] = options.feasibility or "word vectors"
-    given = None
-    if options.feasibility:
-        given = experiment.read_feasibility(options.feasibility, prepared.dataset.states,
-                                            prepared.dataset.objects)
 
     def build():
         own = {name: prepared.settings[name] for name in own_settings(options.model)}
         model = MODELS[options.model](
             prepared.state_vectors, prepared.object_vectors,
             prepared.features["train"].shape[1], prepared.dataset.seen, **own).to(prepared.device)
-        if given is not None:
-            model.feasibility = lambda seen: given  # the scores it is masked with, read from a file
+        if options.feasibility:
+            given = experiment.read_feasibility(options.feasibility, prepared.dataset.states,
+                                                prepared.dataset.objects)
+            model.feasibility = lambda seen: given
         return model
 
     experiment.experiment(build, prepared)
