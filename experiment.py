@@ -610,8 +610,7 @@ def table_notes(metrics):
     sizes = metrics["candidates"]["test"]
     return [
         f"best epoch: {metrics['best_epoch']}. τ of the hard mask: {metrics['threshold']:.3f} (-1: "
-        f"none), which leaves {sizes['open_masked']:,} of {sizes['open']:,} compositions; closed: "
-        f"{sizes['closed']:,}",
+        f"none), which leaves {sizes['open_masked']:,} of {sizes['open']:,} compositions",
         f"feasibility ranks the unseen compositions {metrics['truth']} above the others with "
         f"AUROC {metrics['feasibility_auroc']:.3f}"]
 
@@ -724,8 +723,8 @@ def choose_rivals(dataset):
     count = len(unseen_shown(dataset.targets["val"], dataset.seen))
     if count >= FEW_COMPOSITIONS or dataset.seen.mean() < 0.5:
         return "all"
-    print(f"note: of all compositions {dataset.seen.mean():.0%} are seen, and of the unseen "
-          f"validation shows {count}: so the seen alone compete in training (see --rivals)")
+    print(f"note: validation shows so few unseen compositions ({count}) that the seen alone "
+          "compete in training (see --rivals)")
     return "seen"
 
 

@@ -9,7 +9,6 @@ resumed run other bytes or numbers, or a temporary file.
 """
 
 import argparse
-import collections
 import csv
 import json
 import os
@@ -26,7 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; so no run has threads to fork
 
-import numpy as np
 import torch
 
 import common
@@ -45,12 +43,12 @@ class Killable:
     a save.
     """
 
-    def __init__(self, folder, epochs, *more):
+    def __init__(self, folder, *more):
         self.status = None
         self.number = os.fork()
         if self.number == 0:
-            os._exit(run_here(folder, ["--data-root", "data", "--out", "out", "--epochs",
-                                       str(epochs), "--seed", "0", "1", "--save-scores", *more]))
+            os._exit(run_here(folder, ["--data-root", "data", "--out", "out", "--epochs", "8",
+                                       "--seed", "0", "1", "--save-scores", *more]))
 
     def wait(self, seconds):
         """Wait at most so long for the end; whether it has come. `status` is as of subprocess."""
@@ -97,22 +95,17 @@ def contents(path):
         return json.loads(path.read_text(encoding="utf-8"))
     if path.suffix == ".pt":
         return plain(torch.load(path, weights_only=True))
-    if path.suffix in (".npz", ".npy"):
-        loaded = np.load(path)
-        return plain(dict(loaded) if path.suffix == ".npz" else loaded)
     return path.read_bytes()
 
 
 def plain(value):
-    """Tensors and arrays as bytes, with their shape and type; without the seconds of epochs."""
+    """Tensors as bytes, with their shape and type; without the seconds of epochs."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items() if key != "seconds"}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, torch.Tensor):
-        value = value.numpy()
-    if isinstance(value, np.ndarray):
-        return value.tobytes(), value.shape, str(value.dtype)
+        return value.numpy().tobytes(), value.shape, value.dtype
     return value
 
 
@@ -138,7 +131,7 @@ def check_kill(folder, number, status):
     return wrong
 
 
-def one_trial(folder, epochs, latest, chance, whole):
+def one_trial(folder, latest, chance, whole):
     """Kill one run once or several times within `latest` seconds, then let it end.
 
     Returns the signals and what was wrong, lists.
@@ -148,74 +141,61 @@ def one_trial(folder, epochs, latest, chance, whole):
     kills = []
     wrong = []
     while not kills or chance.random() < 0.5:
-        run = Killable(folder, epochs, *(["--resume"] if kills else []))
-        number = chance.choice(list(STATUSES))
+        run = Killable(folder, *(["--resume"] if kills else []))
         if run.wait(chance.uniform(0, latest)):  # the signal comes too late
             break
+        number = chance.choice(list(STATUSES))
         os.kill(run.number, number)
         if not run.wait(120):
             os.kill(run.number, signal.SIGKILL)
             run.wait(60)
-            wrong.append(f"still running 120 s after signal {number}")
         kills.append(number)
         wrong += check_kill(folder, number, run.status)
-    run = Killable(folder, epochs, "--resume")
+    run = Killable(folder, "--resume")
     run.wait(600)
     if run.status != 0:
         wrong.append(f"status {run.status} of the resumed run")
     return kills, wrong
 
 
-def uninterrupted(folder, epochs):
-    """Run twice, for the data to be there the second time; its contents and the seconds of that."""
-    for options in ([], ["--resume"]):
-        shutil.rmtree(folder / "out", ignore_errors=True)
-        began = time.monotonic()
-        run = Killable(folder, epochs, *options)
-        run.wait(600)
-        if run.status != 0:
-            raise SystemExit((folder / "printed").read_text())
-    files = files_below(folder / "out")
-    return {name: contents(path) for name, path in files.items()}, time.monotonic() - began
-
-
 def main():
     """Kill, resume, compare, report."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Kill real runs, resume and compare.")
     parser.add_argument("--kills", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--epochs", type=int, default=8, help="of each run (default 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
-    options = parser.parse_args()
-    chance = random.Random(options.seed)
+    most = parser.parse_args().kills
+    chance = random.Random(0)
     train.adam(torch.nn.Linear(1, 1), 1e-3, 0, torch.device("cpu"))  # imports much, the first time
     top = Path(tempfile.mkdtemp(prefix="kill_runs_"))
-    (top / "whole").mkdir()
-    expected, seconds = uninterrupted(top / "whole", options.epochs)
-    latest = seconds
-    counts = collections.Counter()
+    whole = top / "whole"
+    whole.mkdir()
+    began = time.monotonic()
+    run = Killable(whole)
+    run.wait(600)
+    if run.status != 0:
+        raise SystemExit((whole / "printed").read_text())
+    latest = time.monotonic() - began
+    expected = {name: contents(path) for name, path in files_below(whole / "out").items()}
+    killed = 0
     runs = 0
     bad = []
-    with common.Progress("killing", options.kills, "kills") as progress:
-        while counts.total() < options.kills:
-            folder = top / f"trial{runs}"
-            folder.mkdir()
-            kills, wrong = one_trial(folder, options.epochs, latest, chance, top / "whole")
-            latest *= 1.1 if kills else 0.7  # others may use the machine more or less than before
-            left = files_below(folder / "out")
-            for name in sorted(expected.keys() | left.keys()):
-                if name not in left or contents(left[name]) != expected.get(name):
-                    wrong.append(f"{name} differs")
-            runs += 1
-            counts.update(signal.Signals(number).name for number in kills)
-            if wrong:
-                bad.append(folder)
-                common.say(f"{folder}: {kills}: {wrong}")
-            else:
-                shutil.rmtree(folder)
-            progress.update(len(kills), note=f"{len(bad)} runs bad")
-    print(f"{counts.total()} kills ({dict(counts)}) of {runs} runs, {runs - len(bad)} of which "
-          f"ended equal, bit for bit; an uninterrupted run took {seconds:.1f} s")
+    while killed < most:
+        folder = top / f"trial{runs}"
+        folder.mkdir()
+        kills, wrong = one_trial(folder, latest, chance, whole)
+        latest *= 1.1 if kills else 0.7  # others may use the machine more or less than before
+        left = files_below(folder / "out")
+        for name in sorted(expected.keys() | left.keys()):
+            if name not in left or contents(left[name]) != expected.get(name):
+                wrong.append(f"{name} differs")
+        runs += 1
+        killed += len(kills)
+        if wrong:
+            bad.append(folder)
+            common.say(f"{folder}: {kills}: {wrong}")
+        else:
+            shutil.rmtree(folder)
+        common.say(f"{killed} kills of {runs} runs, {len(bad)} of them bad")
+    print(f"{killed} kills of {runs} runs, {runs - len(bad)} of which ended equal, bit for bit")
     if bad:
         raise SystemExit(f"see {common.some(bad)}")
     shutil.rmtree(top)
