@@ -183,10 +183,9 @@ def test_published_files_load(tmp_path):
     cosines = model(torch.as_tensor(arrays["x"]).double()).detach()
     np.testing.assert_allclose(cosines, arrays["cosine"], atol=1e-6)
     assert torch.equal(model.projection.weight, exact["projection.weight"])
-    for wrong in ({"net": 3}, weights | {"projection.weight": torch.zeros(20, 41)}):
-        with pytest.raises(ValueError, match="expected a published CompCos") as raised:
-            load_published(wrong)
-        assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match="expected a published CompCos") as raised:
+        load_published(weights | {"projection.weight": torch.zeros(20, 41)})
+    assert "\n" not in str(raised.value)
 
 
 # ---- the strong recipe ----
@@ -379,7 +378,6 @@ def test_features_of_another_kind_are_noticed(recwarn):
 @pytest.mark.parametrize("name, wrong, message", [
     ("loss", dict(seen=torch.ones(35, dtype=torch.bool)), r"\(9, 5, 7\).*\(35,\)"),
     ("loss", dict(seen=torch.eye(5, 7) > 2, margin=None), "only the seen compete"),
-    ("loss", dict(seen=np.zeros((5, 7), complex)), "complex128"),
     ("training", dict(seen=np.ones((7, 5), bool)), r"\(7, 5\): expected bool \(5, 7\)"),
     ("training", dict(scale=float("nan")), "scale is nan"),
     ("training", dict(world="Closed"), "world 'Closed'.*expected open or closed"),
