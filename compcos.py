@@ -152,10 +152,10 @@ class CompCos(nn.Module):
         words = [nnf.embedding(state, self.states), nnf.embedding(object_, self.objects)]
         return nnf.normalize(self.projection(torch.cat(words, dim=1)))
 
-    def feasibility(self, seen, *, mix="mean"):
+    def feasibility(self, seen):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
         (S, O) bool."""
-        return feasibility_scores(self.states, self.objects, seen, mix=mix)
+        return feasibility_scores(self.states, self.objects, seen)
 
     # ---- training ----
 
@@ -223,14 +223,15 @@ class CompCos(nn.Module):
         if self.seen_alone:
             return False
         alpha = self.greatest_margin * min(1.0, epoch / max(self.warmup, 1))
-        rho = torch.as_tensor(self.feasibility(self.seen, mix=self.mix))
+        rho = feasibility_scores(self.states, self.objects, self.seen, mix=self.mix)
         is_first = self.pairs is not None
         if is_first:  # from now on all compete
             self.pairs = None
             self.column = torch.arange(self.seen.numel(), device=self.seen.device)
             self.competing = dict(seen=self.seen, counts=self.counts,
                                   margin=torch.empty_like(self.counts))
-        self.competing["margin"].copy_(alpha * rho)  # in place: a captured step reads this tensor
+        # In place: a captured step reads this tensor.
+        self.competing["margin"].copy_(alpha * torch.as_tensor(rho))
         return is_first
 
     def parameter_groups(self, lr):
@@ -321,9 +322,9 @@ class Members(nn.Module):
                   for member, shared in zip(self.members, compositions))
         return sum(scores) / len(self.members)
 
-    def feasibility(self, seen, *, mix="mean"):
+    def feasibility(self, seen):
         """(S, O), the mean over the members."""
-        return np.mean([member.feasibility(seen, mix=mix) for member in self.members], axis=0)
+        return np.mean([member.feasibility(seen) for member in self.members], axis=0)
 
     def set_training(self, seen, **settings):
         """As that of CompCos, for every member."""
@@ -375,8 +376,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
     cosines arrays. scale = 1 / T > 0, a number or, to be learnt, a 0-dim tensor. margin, of seen's
     shape or a number, = α·ρ lowers the cosines of unseen compositions and is ignored where seen;
     None: only the seen compete. counts, a number or a tensor of seen's shape and not in the paper,
-    is added to the logits of the seen: how often each is met in training. ValueError: other shapes,
-    or an unseen target where only the seen compete.
+    is added to the logits of the seen: how often each is met in training. ValueError: an unseen
+    target where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -393,9 +394,6 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
     margins = train.as_tensor(0.0 if margin is None else margin, seen.device)
-    if seen.shape != cosines.shape[1:]:
-        raise ValueError(f"cosines {tuple(cosines.shape)}, seen {tuple(seen.shape)}: expected "
-                         "(B, S, O) and (S, O), or (B, P) and (P,)")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
     offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
     logits = (scale * cosines + offset).flatten(1)
@@ -438,8 +436,7 @@ def load_published(state_dict):
                               "image_embedder.mod; attr_embedder, obj_embedder, projection"):
         for name, value in image_features.unwrap(state_dict).items():
             # The last layer is the fourth, or the fifth where dropout counts, as it does here.
-            name = name.replace("image_embedder.mod.", "image_embedder.")
-            name = name.replace("image_embedder.3.", "image_embedder.4.")
+            name = name.replace("embedder.mod.", "embedder.").replace("embedder.3.", "embedder.4.")
             weights[ours.get(name, name)] = train.as_tensor(value)
         hidden, feature_dim = weights["image_embedder.0.weight"].shape
         model = CompCos(weights["states"], weights["objects"], feature_dim, hidden=hidden)
@@ -455,10 +452,10 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     k), best first, arrays.
 
     features: (N, F) array or tensor, or a list of image files where the model's checkpoint names
-    its backbone. candidates: (C,) bool, the compositions allowed (None: all); k is at most their
-    number. bias is added to the unseen to rank them, not to the scores given; it needs the seen
-    mask of a loaded checkpoint. The model is left in evaluation mode. ValueError: no candidate,
-    wrong shapes, features that are not finite.
+    its backbone. candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at
+    most their number. bias is added to the unseen to rank them, not to the scores given; it needs
+    the seen mask of a loaded checkpoint. The model is left in evaluation mode. ValueError: features
+    of another shape or not finite, a bias without that mask.
     """
     return best_compositions(model, features, k=k, candidates=candidates, bias=bias)[:2]
 
@@ -468,13 +465,9 @@ def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
     """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
     bias·[unseen]) / temperature over the candidates."""
     features = as_features(model, features)
-    composition_count = len(model.states) * len(model.objects)
     if candidates is None:
-        candidates = np.ones(composition_count, bool)
-    allowed = train.as_tensor(candidates, features.device)
-    if allowed.shape != (composition_count,) or not allowed.any():
-        raise ValueError(f"candidates are {tuple(allowed.shape)}: expected (C,) bool, here "
-                         f"({composition_count},), one or more of them True")
+        candidates = np.ones(len(model.states) * len(model.objects), bool)
+    allowed = train.as_tensor(candidates, features.device).flatten()
     offset = torch.where(allowed, 0.0, -torch.inf)
     if bias:
         if model.checkpoint is None:
@@ -540,8 +533,6 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
         checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
     allowed = experiment.candidate_sets(seen, closed, feasibility, checkpoint["threshold"],
                                         named=named)
-    if candidates not in allowed:
-        raise ValueError(f"candidates are {candidates!r}: expected one of {', '.join(allowed)}")
     bias = checkpoint["bias"][candidates]
     indices, scores, probabilities = best_compositions(
         model, images if features is None else features, k=top, candidates=allowed[candidates],
@@ -587,11 +578,12 @@ def find_images(arguments):
 def left_beside(files):
     """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
     new/1.JPG: sorted paths."""
+    suffixes = data.photo_suffixes()
     endings = {file.suffix for file in files}
     left = []
     for folder in {file.parent for file in files}:
         for path in folder.iterdir():
-            if path.suffix.lower() in data.photo_suffixes() and path.suffix not in endings:
+            if path.suffix.lower() in suffixes and path.suffix not in endings:
                 left.append(path)
     return sorted(left)
 
@@ -623,7 +615,7 @@ def print_predictions(options):
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
         common.write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
-        print(f"{common.count(len(rows), 'answer')} written to {options.csv}")
+        print(f"answers written to {options.csv}")
         return
     print(f"answers: {options.candidates}; scores with the bias that validation chose")
     for row in rows:
