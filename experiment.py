@@ -116,7 +116,6 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
 # ---- probabilities ----
 
 
-@torch.no_grad()
 def calibrate(model, features, target, seen, candidates, bias):
     """The temperature T of each candidate set, name -> float: softmax((score + bias·[unseen]) / T)
     over the candidates is then an answer's probability.
@@ -124,21 +123,45 @@ def calibrate(model, features, target, seen, candidates, bias):
     Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
     bias on the unseen. Images whose truth is no candidate do not count.
     """
-    # One number needs few images: of many every so-manyth is scored.
-    count = min(len(features), CALIBRATION // seen.size)
-    chosen = np.linspace(0, len(features) - 1, count).astype(int)
-    target = target[chosen]
-    blocks = chunks(model.eval(), features[torch.as_tensor(chosen)], model.compositions())
-    scores = torch.cat([block for _, block in blocks])  # (n, C)
     temperatures = {}
+    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
+        is_candidate = place >= 0
+        temperatures[name] = fit_temperature(scores[is_candidate], place[is_candidate])
+    return temperatures
+
+
+def certainty(model, features, target, seen, candidates, bias, temperature):
+    """How far the probabilities of `calibrate` can be trusted: of each candidate set, name -> the
+    mean `probability` of the answers to these images and the share that is `right`.
+
+    Test images (N, F), their targets (N,); candidates, bias and temperature by name.
+    """
+    found = {}
+    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
+        probability, answer = (scores / temperature[name]).softmax(1).max(1)
+        right = (answer == place).double()
+        found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
+    return found
+
+
+@torch.no_grad()
+def ranked_scores(model, features, target, seen, candidates, bias):
+    """Yield of each candidate set its name, the scores (n, P) of its P candidates as they are
+    ranked, with the bias on the unseen, and the truth's place (n,) among them, -1 where it is none.
+
+    One number needs few images (N, F): of many every so-manyth is scored.
+    """
+    count = min(len(features), max(20, CALIBRATION // seen.size))
+    chosen = np.linspace(0, len(features) - 1, count).astype(int)
+    model.eval()
+    blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
+    scores = torch.cat([block for _, block in blocks])  # (n, C)
     for name, mask in candidates.items():
         columns = np.flatnonzero(mask)
         offset = torch.as_tensor(np.where(seen.ravel()[columns], 0.0, bias[name])).to(scores)
-        rows = np.flatnonzero(mask[target])
-        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(columns)] + offset
-        place = torch.as_tensor(np.searchsorted(columns, target[rows]), device=scores.device)
-        temperatures[name] = fit_temperature(ranked, place)
-    return temperatures
+        place = np.where(mask, np.cumsum(mask) - 1, -1)[target[chosen]]
+        ranked = scores[:, torch.as_tensor(columns)] + offset
+        yield name, ranked, torch.as_tensor(place, device=scores.device)
 
 
 @torch.no_grad()
@@ -197,13 +220,14 @@ def measure(model, arrays, dataset, rho, *, mask="paper"):
     tested = sweep(model, *arrays["test"], seen, masks["test"])
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept) | dict(fixed_bias=accuracy_at(swept, bias[name]))
+    sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
     truth = dataset.feasible
     known = "that are feasible"
     if truth is None:
         truth = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
         known = "that occur"
     metrics = dict(validation=validation, threshold=threshold, bias=bias, temperature=temperature,
-                   test=test, candidates=sizes, truth=known,
+                   certainty=sure, test=test, candidates=sizes, truth=known,
                    feasibility_auroc=auroc(rho, truth, ~seen),
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return metrics, tested, masks["test"]
@@ -261,14 +285,14 @@ def experiment(build, prepared):
         results = []
         for seed, metrics in common.spread(seeds, train):
             results.append(metrics)
-            print(table(settings, f"seed {seed}", metrics["test"]))
+            print(table([metrics], f"seed {seed}", metrics["test"]))
             print("\n".join(table_notes(metrics)), flush=True)
         finished = finished_seeds(out)
         if len(finished) > 1:
             which = f"mean ± std of {len(finished)} seeds"
             mean = combine(finished, np.mean)
             std = combine(finished, deviation)
-            print(table(settings, which, mean["test"], std["test"]))
+            print(table(finished, which, mean["test"], std["test"]))
             all_seeds = [metrics["settings"]["seed"] for metrics in finished]
             if is_first:
                 write_json(out / "metrics.json", dict(settings=dict(settings, seeds=all_seeds),
@@ -580,15 +604,25 @@ Few unseen compositions tell little; how far the AUC holds: evaluate.py --confid
 composition"""
 
 
-def table(settings, which, test, std=None):
+def rests_on(results):
+    """A line of what the results of some seeds rest on."""
+    settings = results[0]["settings"]
+    best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
+    recipe = ""
+    if "recipe" in settings:
+        recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
+    return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
+            f"{best} of {settings['epochs']}; {settings['device']}")
+
+
+def table(results, which, test, std=None):
     """Test results as text, in percent: what they rest on, and of each candidate set both protocols
     and fixed bias. `test` as in metrics.json, of `which` seeds; their deviation `std` alike."""
+    settings = results[0]["settings"]
     width = 14 if std else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{settings['dataset']}, {settings['model']}, {settings['world']} world, {which} "
-             "(test, %)",
-             f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}",
-             f"{'candidates':<15}{'protocol':<12}{names}"]
+             "(test, %)", rests_on(results), f"{'candidates':<15}{'protocol':<12}{names}"]
     for candidates, reports in test.items():
         for protocol, report in reports.items():
             line = f"{candidates:<15}{protocol:<12}"
@@ -608,9 +642,15 @@ def table(settings, which, test, std=None):
 def table_notes(metrics):
     """Lines that stand under the table of a seed."""
     sizes = metrics["candidates"]["test"]
+    sure = metrics["certainty"]["open_masked"]
+    threshold = "none"
+    if metrics["threshold"] > -1:
+        threshold = f"τ = {metrics['threshold']:.3f}"
     return [
-        f"best epoch: {metrics['best_epoch']}. τ of the hard mask: {metrics['threshold']:.3f} (-1: "
-        f"none), which leaves {sizes['open_masked']:,} of {sizes['open']:,} compositions",
+        f"hard mask: {threshold}, which leaves {sizes['open_masked']:,} of {sizes['open']:,} "
+        "compositions",
+        f"probability of an answer among these: {sure['probability']:.0%} in the mean over the "
+        f"test, where {sure['right']:.0%} of the answers are right",
         f"feasibility ranks the unseen compositions {metrics['truth']} above the others with "
         f"AUROC {metrics['feasibility_auroc']:.3f}"]
 
