@@ -47,6 +47,7 @@ COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
 # Threads that decode photos, at most. They share the interpreter, so that more are slower again
 # (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
 DECODERS = 8
+MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
@@ -288,6 +289,8 @@ def open_photo(path, upright=True):
     register_plugins()
     try:
         with Image.open(path) as image:
+            if max(image.size) > MOST_RATIO * min(image.size):
+                raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
             image.load()
             if upright:
                 turn_upright(image)
@@ -319,16 +322,19 @@ def register_plugins():
 
 
 def rgb(image):
-    """PIL's conversion, but of 16-bit greys their upper 8 bits: PIL alone would make white of them.
-
-    ValueError: floats, of which PIL would make black or white.
+    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255: PIL
+    alone would make white and black of these. ValueError: other floats.
     """
+    values = np.asarray(image)
     if image.mode == "F":
-        raise ValueError("floats, whose range the file does not tell; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):
-        values = (np.asarray(image) >> 8).clip(0, 255)
-        image = Image.fromarray(values.astype(np.uint8))
-    return image.convert("RGB")
+        values = 255 * values + 0.5
+        if not (values.min() >= 0 and values.max() < 256):  # NaN neither
+            raise ValueError("floats outside [0, 1]: save it with 8 or 16 bits")
+    elif image.mode.startswith("I"):
+        values = (values >> 8).clip(0, 255)
+    else:
+        return image.convert("RGB")
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
 def photo_suffixes():
@@ -392,12 +398,19 @@ def finished_features(dataset, file=None):
 
 
 def missing_photos(dataset):
-    """A line that names the images without a photo; "" if there are none."""
+    """A line that names the images without a photo, and files whose names differ only in case
+    (.jpg, .JPG); "" if there are none."""
     lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
     if not lost:
         return ""
-    return (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
-            f"{dataset.folder}/: {common.some(lost)} (.JPG is another name than .jpg)")
+    text = (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
+            f"{dataset.folder}/: {common.some(lost)}")
+    wanted = {image.casefold() for image in lost}
+    photos, _ = photo_files(dataset.folder)
+    near = [photo for photo in photos if photo.removeprefix("images/").casefold() in wanted]
+    if near:
+        text += f"; {common.some(near)} there differ only in case"
+    return text
 
 
 def broken_photos(dataset):

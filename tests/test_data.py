@@ -255,9 +255,10 @@ def test_the_check_counts_and_names_every_photo_that_is_missing_or_broken(tmp_pa
     assert said.startswith("note: 2 images that cannot be read, which --skip-broken leaves out: ")
     assert "a/2.jpg (not an image" in said and "9.jpg (not an image" in said
     (folder / "images/5.jpg").unlink()
-    (folder / "images/a/1.jpg").unlink()
+    (folder / "images/a/1.jpg").rename(folder / "images/a/1.JPG")
     status, output = check(capsys, folder)
-    assert status == 2 and "2 images found neither in" in output and "a/1.jpg, 5.jpg" in output
+    assert status == 2 and "2 images found neither in" in output
+    assert "a/1.jpg, 5.jpg; images/a/1.JPG there differ only in case" in output
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -290,6 +291,7 @@ def test_modes_become_rgb(tmp_path):
     Image.fromarray(np.stack([ramp, ramp, ramp, ramp.T], 2)).save(tmp_path / "alpha.png")
     Image.fromarray(ramp.astype(np.uint16) * 257).save(tmp_path / "16 bits.png")
     Image.fromarray(ramp.astype(np.int32) * 257).save(tmp_path / "32 bits.tif")
+    Image.fromarray((ramp / 255).astype(np.float32)).save(tmp_path / "floats.tif")
     for file in tmp_path.iterdir():
         photo = data.open_photo(file)
         assert photo.mode == "RGB"
@@ -303,9 +305,11 @@ def test_what_is_no_photo_says_why(tmp_path):
     whole = (tmp_path / "cut.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[:-99])
     (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    Image.new("F", (9, 9)).save(tmp_path / "floats.tif")
+    Image.new("F", (9, 9), 4000).save(tmp_path / "floats.tif")
+    Image.new("1", (40_000, 10)).save(tmp_path / "strip.png")
     for name, said in (("cut.jpg", "truncated"), ("a.heic", "pillow-heif"),
-                       ("floats.tif", "range"), ("none.jpg", "No such")):
+                       ("floats.tif", r"outside \[0, 1\]"), ("strip.png", "strip of 40000 x 10"),
+                       ("none.jpg", "No such")):
         with pytest.raises(ValueError, match=said):
             data.open_photo(tmp_path / name)
 

@@ -8,6 +8,7 @@ import random
 import tarfile
 import threading
 import time
+import types
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -267,3 +268,12 @@ def test_a_kill_between_the_moves_is_made_good_by_the_next_run(
     for fetched in (["cgqa"], []):
         assert download.download("cgqa", tmp_path) == fetched
         assert tree(tmp_path) == below("cgqa", CGQA)
+
+
+def test_room_is_asked_for_first(server, tmp_path, monkeypatch):
+    server.files["/cgqa.zip"] = zipped(CGQA)
+    usage = types.SimpleNamespace(free=2 * len(server.files["/cgqa.zip"]) - 1)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(OSError, match="bytes are needed"):  # for the archive and its content
+        download.download("cgqa", tmp_path)
+    assert not tree(tmp_path)
