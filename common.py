@@ -1,5 +1,5 @@
-"""What every script needs and no paper describes: words and numbers of messages, progress on stderr,
-whole files or none, one run a folder, work spread over several processes, errors without
+"""What every script needs and no paper describes: words and numbers of messages, progress on
+stderr, whole files or none, one run a folder, work spread over several processes, errors without
 tracebacks. It has no command line: `python compcos.py` is where to begin.
 """
 

@@ -152,10 +152,10 @@ class CompCos(nn.Module):
         words = [nnf.embedding(state, self.states), nnf.embedding(object_, self.objects)]
         return nnf.normalize(self.projection(torch.cat(words, dim=1)))
 
-    def feasibility(self, seen):
+    def feasibility(self, seen, *, mix="mean"):
         """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
         (S, O) bool."""
-        return feasibility_scores(self.states, self.objects, seen)
+        return feasibility_scores(self.states, self.objects, seen, mix=mix)
 
     # ---- training ----
 
@@ -322,9 +322,9 @@ class Members(nn.Module):
                   for member, shared in zip(self.members, compositions))
         return sum(scores) / len(self.members)
 
-    def feasibility(self, seen):
+    def feasibility(self, seen, *, mix="mean"):
         """(S, O), the mean over the members."""
-        return np.mean([member.feasibility(seen) for member in self.members], axis=0)
+        return np.mean([member.feasibility(seen, mix=mix) for member in self.members], axis=0)
 
     def set_training(self, seen, **settings):
         """As that of CompCos, for every member."""
@@ -376,8 +376,8 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
     cosines arrays. scale = 1 / T > 0, a number or, to be learnt, a 0-dim tensor. margin, of seen's
     shape or a number, = α·ρ lowers the cosines of unseen compositions and is ignored where seen;
     None: only the seen compete. counts, a number or a tensor of seen's shape and not in the paper,
-    is added to the logits of the seen: how often each is met in training. ValueError: an unseen
-    target where only the seen compete.
+    is added to the logits of the seen: how often each is met in training. ValueError: other shapes,
+    or an unseen target where only the seen compete.
 
     The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
     one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
@@ -394,6 +394,10 @@ def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
     target = train.as_tensor(target, cosines.device)
     seen = train.as_tensor(seen, cosines.device)
     margins = train.as_tensor(0.0 if margin is None else margin, seen.device)
+    if cosines.shape[1:] != seen.shape or margins.shape not in (seen.shape, ()):
+        raise ValueError(f"cosines {tuple(cosines.shape)}, seen {tuple(seen.shape)}, margin "
+                         f"{tuple(margins.shape)}: expected (B, S, O), (S, O), (S, O), or (B, P), "
+                         "(P,), (P,)")
     # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
     offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
     logits = (scale * cosines + offset).flatten(1)
@@ -455,7 +459,7 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0):
     its backbone. candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at
     most their number. bias is added to the unseen to rank them, not to the scores given; it needs
     the seen mask of a loaded checkpoint. The model is left in evaluation mode. ValueError: features
-    of another shape or not finite, a bias without that mask.
+    or candidates of another shape, not finite, no candidate, a bias without that mask.
     """
     return best_compositions(model, features, k=k, candidates=candidates, bias=bias)[:2]
 
@@ -465,10 +469,14 @@ def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
     """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
     bias·[unseen]) / temperature over the candidates."""
     features = as_features(model, features)
+    shape = (len(model.states), len(model.objects))
     if candidates is None:
-        candidates = np.ones(len(model.states) * len(model.objects), bool)
-    allowed = train.as_tensor(candidates, features.device).flatten()
-    offset = torch.where(allowed, 0.0, -torch.inf)
+        candidates = np.ones(shape, bool)
+    allowed = train.as_tensor(candidates, features.device)
+    if allowed.shape not in (shape, (shape[0] * shape[1],)) or not allowed.any():
+        raise ValueError(f"candidates {tuple(allowed.shape)}, {int(allowed.sum())} of them True: "
+                         f"expected (S, O) {shape} or (C,), one or more True")
+    offset = torch.where(allowed.flatten(), 0.0, -torch.inf)
     if bias:
         if model.checkpoint is None:
             raise ValueError("a bias on the unseen needs to know the seen: load the model with "
@@ -570,7 +578,7 @@ def find_images(arguments):
     if not found:
         raise ValueError(f"no image in {common.some(arguments)}")
     left = left_beside([path for path in found if path.exists()])
-    if left:
+    if left and len(found) > 1:
         print(f"note: photos beside these with other endings are left: {common.some(left)}")
     return list(map(str, dict.fromkeys(found)))
 

@@ -377,10 +377,14 @@ def test_features_of_another_kind_are_noticed(recwarn):
 
 @pytest.mark.parametrize("name, wrong, message", [
     ("loss", dict(seen=torch.eye(5, 7) > 2, margin=None), "only the seen compete"),
+    ("loss", dict(seen=torch.ones(5, 1, dtype=bool)), r"seen \(5, 1\).*expected \(B, S, O\)"),
+    ("loss", dict(margin=torch.ones(7)), r"margin \(7,\).*expected \(B, S, O\)"),
     ("training", dict(seen=np.ones((7, 5), bool)), r"\(7, 5\): expected bool \(5, 7\)"),
     ("training", dict(scale=float("nan")), "scale is nan"),
     ("training", dict(world="Closed"), "world 'Closed'.*expected open or closed"),
     ("predict", dict(bias=0.3), "needs to know the seen"),
+    ("predict", dict(candidates=np.ones((7, 5), bool)), r"candidates \(7, 5\), 35 of them"),
+    ("predict", dict(candidates=np.zeros(35, bool)), "0 of them True"),
     ("predict", dict(features=torch.zeros(9, 3)), r"\(9, 3\): expected \(N, 8\)"),
     ("predict", dict(features=torch.full((1, 8), torch.nan)), "all finite"),
     ("model", dict(object_vectors=np.ones((2, 4))), "the same D")])
