@@ -460,8 +460,9 @@ def test_temperature_at_its_limits():
     assert experiment.fit_temperature(torch.zeros(0, 4), torch.arange(0)) == 1.0
 
 
-def test_temperature_of_the_scores_as_they_are_ranked():
-    """Of the candidates alone, with the bias; images whose truth is none do not count."""
+def test_probabilities_of_the_scores_as_they_are_ranked():
+    """Of the candidates alone, with the bias. Images whose truth is none do not count for the
+    temperature, and are wrong in the test."""
     random = np.random.default_rng(1)
     seen = random.random((5, 6)) < 0.5
     features = random.normal(size=(40, 30)).astype(np.float32)
@@ -470,11 +471,15 @@ def test_temperature_of_the_scores_as_they_are_ranked():
     bias = -1.0
     given = (Given(), torch.as_tensor(features), target, seen, dict(some=mask), dict(some=bias))
     inside = mask[target]
-    ranked = (features + np.float32(bias) * ~seen.ravel())[inside]
-    place = torch.as_tensor(mask.cumsum() - 1)[target[inside]]
-    expected = experiment.fit_temperature(torch.as_tensor(ranked[:, mask]), place)
-    assert 0 < inside.sum() < 40
-    assert experiment.calibrate(*given)["some"] == pytest.approx(expected, rel=1e-3)
+    ranked = torch.as_tensor(features + np.float32(bias) * ~seen.ravel())[:, mask]
+    place = torch.as_tensor(mask.cumsum() - 1)[target]
+    expected = experiment.fit_temperature(ranked[inside], place[inside])
+    temperature = experiment.calibrate(*given)["some"]
+    assert 0 < inside.sum() < 40 and temperature == pytest.approx(expected, rel=1e-3)
+    shares, answers = (ranked / temperature).softmax(1).max(1)
+    right = (np.flatnonzero(mask)[answers] == target).mean()
+    found = experiment.certainty(*given, dict(some=temperature))["some"]
+    assert found == pytest.approx(dict(probability=float(shares.mean()), right=right), rel=1e-5)
 
 
 # ---- prediction from the command line ----
