@@ -125,8 +125,10 @@ def test_images_that_files_and_folders_name(tmp_path, capsys):
     assert compcos.find_images([paths[0], str(tmp_path / "new"), paths[1]]) == paths[:3]
     printed = capsys.readouterr().out
     assert "notes.doc" in printed and "endings" not in printed
-    (tmp_path / "new/d.jpg").touch()
-    assert compcos.find_images([tmp_path / "new/*.jpg"]) == [str(tmp_path / "new/d.jpg")]
+    taken = [tmp_path / "new/d.jpg", tmp_path / "new/e.jpg"]
+    for path in taken:
+        path.touch()
+    assert compcos.find_images([tmp_path / "new/*.jpg"]) == list(map(str, taken))
     printed = capsys.readouterr().out
     assert "with other endings" in printed and "b.JPG" in printed and "notes.doc" not in printed
     (tmp_path / "empty").mkdir()
