@@ -227,8 +227,10 @@ def writing(path, mode="w", shared=False):
             yield file
         os.replace(part, path)
     except (OSError, RuntimeError) as error:
-        # torch.save says by a RuntimeError that it could not write
+        # torch.save hides by a RuntimeError that it was interrupted, or could not write
         cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
         if not isinstance(cause, OSError):
             raise
         raise type(cause)(cause.errno, f"cannot write {path}: {cause.strerror}") from None
