@@ -646,13 +646,15 @@ def table_notes(metrics):
     threshold = "none"
     if metrics["threshold"] > -1:
         threshold = f"τ = {metrics['threshold']:.3f}"
-    return [
+    lines = [
         f"hard mask: {threshold}, which leaves {sizes['open_masked']:,} of {sizes['open']:,} "
         "compositions",
         f"probability of an answer among these: {sure['probability']:.0%} in the mean over the "
-        f"test, where {sure['right']:.0%} of the answers are right",
-        f"feasibility ranks the unseen compositions {metrics['truth']} above the others with "
-        f"AUROC {metrics['feasibility_auroc']:.3f}"]
+        f"test, where {sure['right']:.0%} of the answers are right"]
+    if math.isfinite(metrics["feasibility_auroc"]):
+        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
+                     f"others with AUROC {metrics['feasibility_auroc']:.3f}")
+    return lines
 
 
 # ---- options ----
