@@ -82,8 +82,8 @@ def compcos_options(toy, *more):
 
 
 def seeds_options(toy, folder):
-    """Three seeds of two members, on pixels of the photos."""
-    return compcos_options(toy, "--members", 2, "--seed", 0, 1, 2, "--features", "pixels",
+    """Three seeds, on pixels of the photos."""
+    return compcos_options(toy, "--epochs", 2, "--seed", 0, 1, 2, "--features", "pixels",
                            "--cache", folder / "cache", "--out", folder / "seeds")
 
 
