@@ -555,8 +555,8 @@ def load_best(path, model):
     model."""
     with common.reading(path, "train anew, or restore the file"):
         contents = data.load_tensors(path)
-        if contents["model"] != model:
-            raise ValueError(f"it holds a {contents['model']}, expected a {model}")
+        if contents["model"] != model or "feature_mean" not in contents:
+            raise ValueError(f"it holds a {contents['model']}, expected a {model} of this version")
     return contents
 
 
