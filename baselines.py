@@ -396,30 +396,10 @@ class TaskLayer(nn.Module):
         self.after = nn.BatchNorm1d(modules * width)
 
     def forward(self, inputs):
-        """(R,K,w) -> (R,K,w)."""
-        outputs = self.before(inputs.flatten(1)).view_as(inputs)
-        outputs = torch.einsum("kvw,rkw->rkv", self.weight, outputs) + self.bias
-        return torch.relu(self.after(outputs.flatten(1))).view_as(inputs)
-
-    def folded(self):
-        """Weights (K,w,w) and biases (K,w,1) of the map before the ReLU in evaluation.
-
-        Each norm is then x f + g, so that W (x f + g) + b, normalised by f' and g', is
-        (f' W f) x + f' (W g + b) + g': one product in place of three passes over many numbers.
-        """
-        factor, summand = recorded(self.before, self.bias.shape)
-        factor_after, summand_after = recorded(self.after, self.bias.shape)
-        weight = factor_after[..., None] * self.weight * factor[:, None]
-        bias = torch.einsum("kvw,kw->kv", self.weight, summand) + self.bias
-        bias = factor_after * bias + summand_after
-        return weight, bias[..., None]
-
-
-def recorded(norm, shape):
-    """f and g of a BatchNorm in evaluation, by its running statistics: norm(x) = x f + g."""
-    factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    summand = norm.bias - norm.running_mean * factor
-    return factor.view(shape), summand.view(shape)
+        """(R,K,w,B) -> (R,K,w,B)."""
+        outputs = self.before(inputs.flatten(1, 2)).view_as(inputs)
+        outputs = (self.weight @ outputs).add_(self.bias[..., None])
+        return self.after(outputs.flatten(1, 2)).relu_().view_as(inputs)
 
 
 class TMN(Compared):
@@ -476,55 +456,46 @@ class TMN(Compared):
         outputs = torch.relu(self.first_norm(inputs.flatten(0, 1)))
         return outputs.unflatten(1, (self.config["modules"], -1))
 
+    def judge(self, outputs, gates, mix):
+        """Scores (R,B) from what the first layer makes of images, (R,K,w,B), and from `gated`.
+
+        mix: how gates mix the outputs of modules, an einsum. Gates are those of r, one composition
+        for all images, or of b, where each image has a composition of its own.
+        """
+        *layer_gates, last_gate = gates
+        for layer, gate in zip(self.layers, layer_gates):
+            outputs = layer(torch.einsum(mix, gate, outputs))
+        outputs = torch.einsum(mix, last_gate, outputs).squeeze(1)                # (R,w,B)
+        return self.last(self.last_norm(outputs).mT).squeeze(2)
+
     def loss(self, features, target, negatives=None):
         """Cross-entropy of the truth among itself and its negatives (B,n), drawn if not given."""
         if negatives is None:
             negatives = self.negatives(target, self.config["negatives"])
         index = torch.cat([target[:, None], negatives], 1)                        # (B,1+n)
-        *layer_gates, last_gate = self.gated(index.flatten())                     # (R,K,K) each
         outputs = self.first_layer(features, index.shape[1])                      # (R,K,w)
-        for layer, gate in zip(self.layers, layer_gates):
-            outputs = layer(torch.einsum("rjk,rkw->rjw", gate, outputs))
-        inputs = torch.einsum("rjk,rkw->rjw", last_gate, outputs).squeeze(1)      # (R,w)
-        scores = self.last(self.last_norm(inputs)).view_as(index)
-        return nnf.cross_entropy(scores, torch.zeros_like(target))
+        outputs = outputs.permute(1, 2, 0)[None]
+        scores = self.judge(outputs, self.gated(index.flatten()), "bjk,rkwb->rjwb")
+        return nnf.cross_entropy(scores.view_as(index), torch.zeros_like(target))
 
     def compositions(self):
-        """The gates of every composition, and the layers' maps."""
+        """The gates of every composition."""
         count = len(self.states) * len(self.objects)
-        gates = self.gated(torch.arange(count, device=self.states.device))
-        return gates, [layer.folded() for layer in self.layers]
+        return self.gated(torch.arange(count, device=self.states.device))
 
     def score(self, features, compositions):
         """(B,F) -> (B,S,O), in evaluation."""
-        numbers = self.config["modules"] * self.first.out_features  # of an image, in score_some
-        scores = []
-        for part in features.split(max(1, chunk(features) // numbers)):
-            scores.append(self.score_some(part, *compositions))
-        return torch.cat(scores).view(-1, len(self.states), len(self.objects))
-
-    def score_some(self, features, gates, maps):
-        """(B,F) -> (B,C): what `loss` computes of a row, here of each image with each composition.
-
-        The rows of R compositions and B images are (R,B), which come last, for long products.
-        """
-        first = self.first_layer(features).permute(1, 2, 0)                       # (K,w,B)
-        # What the second layer makes of each output of the first: its map is linear, so it goes
-        # before the mixture, once for all compositions.
-        weight, bias = maps[0]
-        parts = torch.einsum("jvw,kwb->jkvb", weight, first)
-        at_once = max(1, chunk(first) // first.numel())                           # compositions
-        scores = []
-        for second_gate, *layer_gates, last_gate in zip(*[gate.split(at_once) for gate in gates]):
-            outputs = torch.einsum("rjk,jkvb->rjvb", second_gate, parts)
-            outputs.add_(bias).relu_()                                            # (R,K,w,B)
-            for (weight, layer_bias), gate in zip(maps[1:], layer_gates):
-                inputs = torch.einsum("rjk,rkwb->rjwb", gate, outputs)
-                outputs = (weight @ inputs).add_(layer_bias).relu_()
-            inputs = torch.einsum("rjk,rkwb->rjwb", last_gate, outputs).squeeze(1)
-            inputs = self.last_norm(inputs)                                       # (R,w,B)
-            scores.append(torch.einsum("vw,rwb->rb", self.last.weight, inputs) + self.last.bias)
-        return torch.cat(scores).T
+        blocks = []
+        for images in features.split(128):
+            # The images come last, for long products, and some compositions at a time.
+            first = self.first_layer(images).permute(1, 2, 0)                     # (K,w,B)
+            at_once = max(1, chunk(first) // first.numel())
+            scores = []
+            for gates in zip(*[gate.split(at_once) for gate in compositions]):
+                outputs = first.expand(len(gates[0]), -1, -1, -1)                 # (R,K,w,B)
+                scores.append(self.judge(outputs, gates, "rjk,rkwb->rjwb"))
+            blocks.append(torch.cat(scores).T)                                    # (B,C)
+        return torch.cat(blocks).view(-1, len(self.states), len(self.objects))
 
 
 # ---- two classifiers apart ----
@@ -615,22 +586,15 @@ def defaults(name):
     ValueError: DEFAULTS has a setting that is none of either.
     """
     known = TRAINING | own_settings(name)
-    table = dict(other=known)
-    for dataset, settings in DEFAULTS.get(name, {}).items():
-        unknown = settings.keys() - known.keys()
-        if unknown:
-            raise ValueError(f"baselines.DEFAULTS[{name!r}] sets {', '.join(unknown)}: expected "
-                             f"any of {', '.join(known)}")
-        table[dataset] = known | settings
-    return table
+    return experiment.with_defaults(known, dict(other={}) | DEFAULTS.get(name, {}))
 
 
 def add_options(parser):
     """The options of all systems but for the choice of one, among them their own numbers."""
     experiment.add_options(parser)
     add = parser.add_argument_group("settings of one system").add_argument
-    add("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv or best.pt, for the "
-        "mask (default: from the word vectors)")
+    add("--feasibility", metavar="FILE", help="a CompCos run's feasibility.csv, for the mask "
+        "(default: from the word vectors)")
     for setting, names in owners().items():
         kind = type(own_settings(names[0])[setting])
         if kind in (int, float):

@@ -10,7 +10,6 @@ import datetime
 import functools
 import math
 import os
-import secrets
 import signal
 import sys
 import tempfile
@@ -42,11 +41,6 @@ def wait_gently():
 # ---- words and numbers ----
 
 
-def count(number, what):
-    """`1 row`, `1,234 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def some(names, most=5):
     """The first few of many names, and how many more.
 
@@ -71,20 +65,15 @@ def reason(error):
 def duration(seconds):
     """Seconds as people read them.
 
-    >>> duration(7.2), duration(312), duration(7500)
-    ('7 s', '5 min 12 s', '2 h 05 min')
+    >>> duration(7.2), duration(7500)
+    ('0:00:07', '2:05:00')
     """
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def check_number(name, value, *, least=-math.inf, above=-math.inf, below=math.inf):
     """The value, or a ValueError with its name: not finite, or out of this range."""
-    if math.isfinite(value) and value >= least and above < value < below:
+    if least <= value < below and value > above:
         return value
     expected = f"a number of {least} or more"
     if least == -math.inf:
@@ -120,59 +109,39 @@ class Progress:
     ...     progress.update(1, note="0 broken")
     """
 
-    def __init__(self, what, total=None, unit=""):
+    def __init__(self, what, total, unit):
         self.what = what
-        self.total = total
+        self.total = total  # 0: unknown
         self.unit = unit
         self.done = 0
         self.start = time.monotonic()
-        self.on_terminal = is_terminal(sys.stderr)
         self.shown = self.start  # when a line was drawn last
-        self.is_drawn = False
+        self.on_terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def update(self, count=1, note=""):
         """Advance by `count` (in the unit of `total`); redraw at most ten times a second."""
         self.done += count
         now = time.monotonic()
-        pause = 0.1 if self.on_terminal else BATCH_SECONDS
-        is_last = self.on_terminal and self.done == self.total
-        if now - self.shown < pause and not is_last:
+        if now - self.shown < (0.1 if self.on_terminal else BATCH_SECONDS):
             return
         self.shown = now
-        if self.on_terminal:
-            say(f"\r\x1b[K{self.line(now, note)}", end="")
-            self.is_drawn = True
-        else:
-            say(self.line(now, note))
-
-    def line(self, now, note=""):
-        """What is shown at a time."""
-        rate = self.done / max(now - self.start, 1e-9)
-        line = f"{self.what} {self.done:,}"
-        if self.total:
-            line += f"/{self.total:,}"
-        if self.unit:
-            line += f", {rate:,.3g} {self.unit}/s"
+        rate = self.done / (now - self.start)
+        line = f"{self.what} {self.done:,}/{self.total or '?'}, {rate:,.3g} {self.unit}/s"
         if self.total and rate:
             line += f", {duration((self.total - self.done) / rate)} left"
         if note:
             line += f", {note}"
-        return line
+        if self.on_terminal:
+            say(f"\r\x1b[K{line}", end="")
+        else:
+            say(line)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if self.is_drawn:
+        if self.on_terminal and self.shown > self.start:
             say("")
-
-
-def is_terminal(stream):
-    """Whether a stream is a terminal; a closed or missing one is none."""
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):
-        return False
 
 
 def say(text, end="\n"):
@@ -249,19 +218,15 @@ def write_rows(path, header, rows):
 def check_writable(folder, option="--out"):
     """OSError unless files can be written into the folder of an option; it need not be there
     yet."""
-    folder = Path(folder)
-    if folder.is_symlink() and not folder.exists():
-        raise OSError(f"{folder} is a link to {os.readlink(folder)}, which is not there: give "
-                      f"another {option}, or make that folder")
-    place = folder
+    place = Path(folder)
     while not place.exists():
+        if place.is_symlink():
+            raise OSError(f"{place} is a link to {os.readlink(place)}, which is not there: give "
+                          f"another {option}, or make that folder")
         place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise OSError(f"cannot write into {folder}: {error.strerror or error} ({place}); give "
-                      f"another {option}") from None
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise OSError(f"cannot write into {folder}, since {place} is no folder or read-only: give "
+                      f"another {option}")
 
 
 @contextmanager
@@ -281,8 +246,7 @@ def lock(folder):
             raise ValueError(f"another run writes into {folder}: wait for it, or give another "
                              "--out") from None
         except (ImportError, OSError):  # Windows, or a file system that has no locks
-            warnings.warn(f"no lock can be had on {folder}: see yourself that no other run writes "
-                          "there", stacklevel=3)
+            say(f"warning: no lock can be had on {folder}: see that no other run writes there")
         yield
 
 
@@ -361,19 +325,18 @@ def spread(items, work):
 
 
 def check_shared(folder):
-    """OSError unless every process sees in `folder` what the first one writes there."""
-    note = Path(folder, ".shared")
-    written = gather(secrets.token_hex(8))[0]
+    """OSError unless every process sees in `folder` what the first one makes there."""
+    made = None
     if rank() == 0:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(written)
-    gather("it is written")
-    sees = gather(note.exists() and note.read_text() == written)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        made = tempfile.mkdtemp(prefix=".shared-", dir=folder)
+    made = gather(made)[0]
+    sees = gather(Path(made).is_dir())
     if rank() == 0:
-        note.unlink()
+        os.rmdir(made)
     if not all(sees):
         raise OSError(f"{folder}: process {sees.index(False)} of {processes()} does not see what "
-                      "process 0 wrote there: give a folder that all machines share")
+                      "process 0 made there: give a folder that all machines share")
 
 
 # ---- scripts ----

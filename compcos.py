@@ -335,22 +335,7 @@ class Members(nn.Module):
 
     def loss(self, features, target):
         """The sum of the members' losses: the gradient of each is what it would be alone."""
-        if features.device.type != "cuda":
-            return sum(member.loss(features, target) for member in self.members)
-        # On streams of their own the members' small kernels share the GPU.
-        main = torch.cuda.current_stream()
-        streams = []
-        losses = []
-        for member in self.members:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                losses.append(member.loss(features, target))
-            streams.append(stream)
-        for stream, loss in zip(streams, losses):
-            main.wait_stream(stream)
-            loss.record_stream(main)  # else its memory may be used again while it is read here
-        return sum(losses)
+        return sum(member.loss(features, target) for member in self.members)
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
@@ -577,23 +562,15 @@ def find_images(arguments):
                 found.append(path)
     if not found:
         raise ValueError(f"no image in {common.some(arguments)}")
-    left = left_beside([path for path in found if path.exists()])
-    if left and len(found) > 1:
-        print(f"note: photos beside these with other endings are left: {common.some(left)}")
-    return list(map(str, dict.fromkeys(found)))
-
-
-def left_beside(files):
-    """Photos in the folders of `files` that end otherwise than all these, as `new/*.jpg` leaves
-    new/1.JPG: sorted paths."""
     suffixes = data.photo_suffixes()
-    endings = {file.suffix for file in files}
+    endings = {path.suffix for path in found}
     left = []
-    for folder in {file.parent for file in files}:
-        for path in folder.iterdir():
-            if path.suffix.lower() in suffixes and path.suffix not in endings:
-                left.append(path)
-    return sorted(left)
+    for folder in {path.parent for path in found if path.exists()}:
+        left += [path for path in folder.iterdir()
+                 if path.suffix.lower() in suffixes and path.suffix not in endings]
+    if left and len(found) > 1:
+        print(f"note: photos beside these with other endings are left: {common.some(sorted(left))}")
+    return list(map(str, dict.fromkeys(found)))
 
 
 def images_and_features(checkpoint, options):
@@ -678,13 +655,8 @@ def defaults(recipe=None):
     a setting that is none.
     """
     known = PAPER | OF_DATASET["mitstates"]
-    table = {name: known | settings for name, settings in OF_DATASET.items()}
-    table["other"] = known | FOLDER
+    table = experiment.with_defaults(known, OF_DATASET | dict(other=FOLDER))
     for name, settings in table.items():
-        unknown = settings.keys() - known.keys()
-        if unknown:
-            raise ValueError(f"OF_DATASET[{name!r}] sets {', '.join(unknown)}: expected any of "
-                             f"{', '.join(known)}")
         if recipe == "strong" or (recipe is None and name == "other"):
             settings |= STRONG
     return table

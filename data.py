@@ -260,10 +260,10 @@ def oddities(dataset):
     distinct = sum(len(set(images)) for images in dataset.images.values())
     shared = distinct - len(dataset.every_image)
     if rows > distinct:
-        notes.append(f"{common.count(rows - distinct, 'row')} of an image that its set has "
-                     "already: each row counts")
+        notes.append(f"rows of an image that its set has already, each of which counts: "
+                     f"{rows - distinct:,}")
     if shared:
-        notes.append(f"{common.count(shared, 'image')} in more than one set")
+        notes.append(f"images in more than one set: {shared:,}")
     return notes
 
 
@@ -369,9 +369,8 @@ def photo_files(root):
 
 def what_stayed_out(left_out):
     """A note on files that are no photos here, and what to do if some are."""
-    return (f"{common.count(len(left_out), 'file')} left out, which Pillow does not open as photos "
-            f"here: {common.some(left_out)}; save photos among them as JPEG or PNG, or `pip "
-            "install pillow-heif` for .heic")
+    return (f"left out, since Pillow does not open them as photos here: {common.some(left_out)}; "
+            "save photos among them as JPEG or PNG, or `pip install pillow-heif` for .heic")
 
 
 # ---- what features are made of -------------------------------------------------------------------
@@ -403,8 +402,8 @@ def missing_photos(dataset):
     lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
     if not lost:
         return ""
-    text = (f"{common.count(len(lost), 'image')} found neither in {dataset.folder}/images/ nor in "
-            f"{dataset.folder}/: {common.some(lost)}")
+    text = (f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/: "
+            f"{common.some(lost)}")
     wanted = {image.casefold() for image in lost}
     photos, _ = photo_files(dataset.folder)
     near = [photo for photo in photos if photo.removeprefix("images/").casefold() in wanted]
@@ -660,11 +659,10 @@ def main(argv=None):
         raise ValueError(problem)
     unnamed = len(photo_files(dataset.folder)[0]) - len(dataset.every_image)
     if unnamed > 0:
-        print(f"note: {common.count(unnamed, 'photo')} in {dataset.folder} that no set has")
+        print(f"note: photos in {dataset.folder} that no set has: {unnamed:,}")
     broken = broken_photos(dataset)
     if broken:
-        print(f"note: {common.count(len(broken), 'image')} that cannot be read, which "
-              f"--skip-broken leaves out: {with_reasons(broken)}")
+        print(f"note: cannot be read, and --skip-broken leaves out: {with_reasons(broken)}")
 
 
 if __name__ == "__main__":

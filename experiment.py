@@ -540,7 +540,7 @@ def write_json(path, value):
 
 def versions():
     """What the numbers depend on besides the settings."""
-    machine = f"{platform.machine()}, {common.count(torch.get_num_threads(), 'thread')}"
+    machine = f"{platform.machine()}, threads {torch.get_num_threads()}"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
@@ -574,17 +574,11 @@ def read_rows(path):
 
 
 def read_feasibility(path, states, objects):
-    """(S, O) from a CompCos run's feasibility.csv or best.pt. ValueError: without all the
-    numbers."""
+    """(S, O) from a feasibility.csv. ValueError: without all the numbers."""
     with common.reading(path, "expected columns state, object, feasibility, and a row for each "
                         "composition of this data"):
-        if str(path).endswith(".pt"):
-            contents = load_best(path, "CompCos")
-            pairs = itertools.product(contents["states"], contents["objects"])
-            found = dict(zip(pairs, contents["feasibility"].flatten().tolist()))
-        else:
-            rows = read_rows(path)
-            found = {(row["state"], row["object"]): float(row["feasibility"]) for row in rows}
+        found = {(row["state"], row["object"]): float(row["feasibility"])
+                 for row in read_rows(path)}
         scores = np.array([found[pair] for pair in itertools.product(states, objects)])
     return scores.reshape(len(states), len(objects))
 
@@ -610,7 +604,7 @@ def rests_on(results):
     best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
     recipe = ""
     if "recipe" in settings:
-        recipe = f"{settings['recipe']} recipe, {common.count(settings['members'], 'member')}; "
+        recipe = f"{settings['recipe']} recipe, members {settings['members']}; "
     return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
             f"{best} of {settings['epochs']}; {settings['device']}")
 
@@ -677,9 +671,6 @@ def add_options(parser):
     add("--missing", default="error", choices=["error", "random", "mean"],
         help="for words without vectors")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    add("--cache", metavar="DIR",
-        help="where extracted features are kept (default: in the dataset's folder; beside --out if"
-             " that is read-only)")
     training = "training (defaults: those of the dataset's recipe)"
     add = parser.add_argument_group(training).add_argument
     at_least_one = common.number(int, least=1)
@@ -702,6 +693,19 @@ def add_options(parser):
     add("--resume", action="store_true",
         help="go on with the run in --out, or the last one in runs/; further seeds join it")
     add("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
+
+
+def with_defaults(known, of_datasets):
+    """{dataset: all settings}: the known ones, changed by those `of_datasets`, by name. ValueError:
+    one of these is not known."""
+    table = {}
+    for dataset, settings in of_datasets.items():
+        unknown = settings.keys() - known.keys()
+        if unknown:
+            raise ValueError(f"the defaults of {dataset!r} set {', '.join(unknown)}: expected any "
+                             f"of {', '.join(known)}")
+        table[dataset] = known | settings
+    return table
 
 
 def prepare(options, model, defaults):
@@ -728,9 +732,6 @@ def prepare(options, model, defaults):
     own_vectors = dataset.folder / "vectors.txt"
     if own_vectors.exists() and not options.vectors:
         sources = [str(own_vectors)]
-    lacking = words.lacking(*sources, root=options.data_root)
-    if lacking:  # said before any is read
-        raise FileNotFoundError("; ".join(lacking))
     vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
                                  missing=options.missing, root=options.data_root)
     settings = dict(model=model, dataset=dataset.name, world=options.world,
@@ -743,7 +744,7 @@ def prepare(options, model, defaults):
         weights = weights or recorded_weights(out)
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, cache=options.cache, fallback=beside)
+        skip_broken=options.skip_broken, fallback=beside)
     for note in dataset.notes:
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:

@@ -416,7 +416,8 @@ def _run(options):
             known["published"] = row.reshape(seen.shape)
         _print_agreement(score, vectors, seen, known)
     else:
-        _print_rankings(scores, seen, states, objects, options.top)
+        for kind, rows in ranked_tables(scores, seen, states, objects, top=options.top).items():
+            _print_table([kind, "most feasible", "least feasible"], rows)
 
 
 def _marked(pairs, states, objects):
@@ -501,24 +502,28 @@ def _print_explanation(options, scores, states, objects, vectors, seen):
     _print_table(["supported", "by the seen compositions"], rows)
 
 
-def _print_rankings(scores, seen, states, objects, top):
-    """The paper's three ranked tables."""
-    ranking = ranked(scores, seen, top=top)
+def ranked_tables(feasibility, seen, states, objects, *, top=3):
+    """The paper's ranked lists in words: {kind: rows}, of "overall", "objects" and "states".
+
+    A row is a name and two texts, its `top` most and least feasible unseen partners.
+    """
+    ranking = ranked(feasibility, seen, top=top)
     compositions = [f"{state} {object_}" for state in states for object_ in objects]
-    tables = [
-        # kind, names of the rows, names of partners, their indices, scores (rows, partners)
-        ("composition", ["all"], compositions, [ranking.overall], scores.reshape(1, -1)),
-        ("object", objects, states, ranking.objects, scores.T),
-        ("state", states, objects, ranking.states, scores),
-    ]
-    for kind, names, partners, ends, table in tables:
-        rows = []
-        for name, (most, least), row in zip(names, ends, table):
+    tables = {
+        # kind: names of the rows, of partners, their indices, scores (rows, partners)
+        "overall": (["all"], compositions, [ranking.overall], feasibility.reshape(1, -1)),
+        "objects": (objects, states, ranking.objects, feasibility.T),
+        "states": (states, objects, ranking.states, feasibility),
+    }
+    found = {}
+    for kind, (names, partners, ends, scores) in tables.items():
+        found[kind] = []
+        for name, (most, least), row in zip(names, ends, scores):
             cells = [name]
             for chosen in (most, least):
                 cells.append(", ".join(f"{partners[k]} {row[k]:.2f}" for k in chosen))
-            rows.append(cells)
-        _print_table([kind, "most feasible", "least feasible"], rows)
+            found[kind].append(cells)
+    return found
 
 
 def _print_agreement(score, vectors, seen, known):

@@ -1,14 +1,10 @@
 """Images to features: torchvision's preprocessing, ResNet-18 in plain PyTorch, a resuming cache.
 
-    python features.py utzappos --data-root data    # leaves data/ut-zap50k/features.npz
-    python features.py FOLDER --weights FILE
-    torchrun --standalone --nproc-per-node 2 features.py FOLDER    # each process takes its share
-
-The backbone is frozen, as in the paper: features are computed once and never trained.
+It has no command line: `python compcos.py` makes the features it needs, and keeps them beside the
+images. The backbone is frozen, as in the paper: features are computed once and never trained.
 Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (height, width, 3).
 """
 
-import argparse
 import copy
 import hashlib
 import itertools
@@ -18,16 +14,12 @@ from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import common
-
-if __name__ == "__main__":
-    common.wait_gently()  # before torch is imported
-
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
+import common
 import data
 import drawings
 
@@ -293,10 +285,9 @@ def _check(broken, total, skip, where=""):
         return []
     reasons = data.with_reasons(broken, 20)
     if not skip or len(broken) == total:
-        raise ValueError(f"{where}no features of {len(broken):,} of "
-                         f"{common.count(total, 'image')}: {reasons}; mend them, or leave them "
-                         "out by --skip-broken")
-    return [f"{common.count(len(broken), 'image')} left out: {reasons}"]
+        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {reasons}; "
+                         "mend them, or leave them out by --skip-broken")
+    return [f"images left out: {len(broken):,}, {reasons}"]
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess=None, upright=True,
@@ -372,27 +363,14 @@ def describe(kind, weights, upright):
     return words
 
 
-def _places(dataset, kind, elsewhere):
-    """Where a dataset's cache of a kind may lie: in its folder, and in another one, if given."""
-    name = f"{kind or 'features'}.npz"
-    places = [dataset.folder / name]
-    if elsewhere is not None:
-        places.append(Path(elsewhere, f"{dataset.name}-{name}"))
-    return places
-
-
-def _writable_place(places, is_asked):
-    """(where the cache is to be written, notes): in the dataset's folder, or in the other one if
-    that was asked for, or if the first cannot be written. OSError: nowhere."""
-    own, last = places[0], places[-1]
-    chosen = last if is_asked else own
+def _writable_place(own, elsewhere):
+    """(where the cache is to be written, notes): in the dataset's folder, or elsewhere where that
+    cannot be written."""
     try:
-        common.check_writable(chosen.parent, "--cache DIR")
+        common.check_writable(own.parent)
+        return own, []
     except OSError:
-        if chosen == last:
-            raise
-        return last, [f"{own.parent} cannot be written: features are cached in {last}"]
-    return chosen, []
+        return elsewhere, [f"{own.parent} cannot be written: features are cached in {elsewhere}"]
 
 
 def _read_cache(path, key):
@@ -443,19 +421,20 @@ def _known_rows(dataset, places, key, skip_broken):
     return rows, {name: stamp for name, stamp in stamps.items() if name not in rows}
 
 
-def _make(dataset, kind, weights, device, cache, fallback, skip_broken):
+def _make(dataset, kind, weights, device, fallback, skip_broken):
     """Extract what a dataset's caches lack. Several processes each take a share.
 
     Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
     """
     key = describe(kind, weights, dataset.upright)
-    places = _places(dataset, kind, cache or fallback)
+    name = f"{kind or 'features'}.npz"
+    places = dataset.folder / name, Path(fallback, f"{dataset.name}-{name}")
     known = _known_rows(dataset, places, key, skip_broken)
     rows, todo = common.gather(known)[0]  # what the first process lacks is what all make
     broken = {}
     notes = []
     if todo:
-        place, notes = _writable_place(places, is_asked=cache is not None)
+        place, notes = _writable_place(*places)
         backbone = kind or load_backbone(weights)
         share = list(todo)[common.rank()::common.processes()]
         paths = {name: dataset.path(name) for name in share}
@@ -476,8 +455,8 @@ def _make(dataset, kind, weights, device, cache, fallback, skip_broken):
 # ---- features of a dataset -----------------------------------------------------------------------
 
 
-def load_features(dataset, *, file=None, weights=None, device="auto", skip_broken=False, cache=None,
-                  fallback=None):
+def load_features(dataset, *, file=None, weights=None, device="auto", skip_broken=False,
+                  fallback="."):
     """(dataset, {phase: (N,F) float32}, what they are in words, the weights file or None).
 
     file: .npz with `files` and `features` in any order, or the same by torch.save; "pixels": 16 x
@@ -485,8 +464,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     else ResNet-18's with `weights` (see `load_backbone`). What is made here is cached, in
     features.npz or pixels.npz, and made anew where images or weights are others than before.
 
-    cache: another folder for the cache. fallback: the folder for it if the dataset's cannot be
-    written, which a note says; without it that is an OSError, before the extraction.
+    fallback: the folder for the cache if the dataset's cannot be written, which a note says.
     skip_broken: the dataset comes back without the images that have no features; otherwise
     ValueError names them all. Under torchrun all processes call this; each extracts its share.
     """
@@ -496,8 +474,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     notes = []
     where = ""
     if source is None:
-        rows, broken, words, notes = _make(dataset, file, weights, device, cache, fallback,
-                                           skip_broken)
+        rows, broken, words, notes = _make(dataset, file, weights, device, fallback, skip_broken)
     else:
         stored = data.read_features(source)
         where = f"{source} (of {common.some(stored['files'], 2)}): "
@@ -535,32 +512,3 @@ def _with_features(dataset, rows, broken):
         targets[phase] = dataset.targets[phase][stays]
         features[phase] = np.stack([rows[name] for name in images[phase]])
     return dataset._replace(images=images, targets=targets), features
-
-
-# ---- the command line ----------------------------------------------------------------------------
-
-
-@common.command
-def main(argv=None):
-    """Extract and cache the features of a dataset's images."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add = parser.add_argument
-    add("dataset", help="a name (utzappos, mitstates, cgqa) or a folder")
-    add("--data-root", default="data", help="where named datasets lie (default: data)")
-    add("--weights", help="ResNet-18's parameters (default: torch hub's cache, else a download)")
-    add("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    add("--skip-broken", action="store_true", help="go on without images that cannot be read")
-    add("--cache", metavar="DIR", help="a folder for the cache (default: the dataset's)")
-    options = parser.parse_args(argv)
-    dataset = data.load(options.dataset, options.data_root)
-    dataset, features, words, _ = load_features(
-        dataset, weights=options.weights, device=options.device, skip_broken=options.skip_broken,
-        cache=options.cache)
-    for note in dataset.notes:
-        print(f"note: {note}")
-    shapes = ", ".join(f"{phase} {table.shape}" for phase, table in features.items())
-    print(f"{dataset.folder}: {shapes}; {words}")
-
-
-if __name__ == "__main__":
-    main()

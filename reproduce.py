@@ -32,7 +32,7 @@ import baselines
 import compcos
 import data
 import experiment
-from feasibility import median_mask, ranked
+from feasibility import median_mask, ranked_tables
 from train import sweep
 
 PAPER = Path(__file__).parent / "results/paper"  # the paper's own tables and lists
@@ -138,7 +138,7 @@ def plan(name, seed, options, shared, data_crc32, out):
     arguments = [*shared, *chosen, "--seed", str(seed), "--out", str(folder), "--resume"]
     key = dict(options=[*shared, *chosen], data=data_crc32)
     if module is baselines:
-        arguments += ["--feasibility", str(out / f"runs/full/seed{seed}/best.pt")]
+        arguments += ["--feasibility", str(out / f"runs/full/seed{seed}/feasibility.csv")]
         key["feasibility"] = options.compcos
     note = folder / "run.json"
     if note.exists() and experiment.read_json(note) != key:
@@ -364,28 +364,20 @@ def feasibility_text(results):
     """The paper's ranked lists from the first seed, those of the paper below."""
     dataset = results.prepared.dataset
     runs = results.runs["full"]
-    rho = feasibility_of(runs[0])
-    ranking = ranked(rho, dataset.seen, top=5)
-    kinds = {  # kind -> (names of the rows, of the columns, scores, places of both ends of a row)
-        "overall": (["all"], experiment.composition_names(dataset), rho.reshape(1, -1),
-                    [ranking.overall]),
-        "objects": (dataset.objects, dataset.states, rho.T, ranking.objects),
-        "states": (dataset.states, dataset.objects, rho, ranking.states),
-    }
     lists = of_paper(results, "ranked")
     cells = {}
     lines = ["Of objects and of states those that the paper shows; elsewhere the first 25.", ""]
-    for kind, (names, partners, scores, ends) in kinds.items():
-        paper = lists.get(kind, {})
+    found = ranked_tables(feasibility_of(runs[0]), dataset.seen, dataset.states, dataset.objects,
+                          top=5)
+    for kind, ranks in found.items():
+        paper = lists.get(kind)
         rows = []
-        for name in paper or names[:25]:
-            i = names.index(name)
-            row = [name]
-            for end in ends[i]:
-                row.append(", ".join(f"{partners[k]} {scores[i, k]:.2f}" for k in end))
-            rows.append(row)
-            if paper:
+        for name, *ends in ranks:
+            if paper and name in paper:
+                rows.append([name, *ends])
                 rows.append(["the paper", *(", ".join(end) for end in paper[name])])
+            elif not paper and len(rows) < 25:
+                rows.append([name, *ends])
         lines += grid([kind, "most feasible", "least feasible"], rows)
         cells[kind] = rows
     cells["AUROC"] = cell([metrics["feasibility_auroc"] for metrics in runs])
@@ -621,8 +613,8 @@ def about(results, argv, options, failed):
     versions = runs[0]["versions"]
     return [
         f"Made by `python reproduce.py {shlex.join(argv)}` on {versions['machine']}, torch "
-        f"{versions['torch']}: {common.count(len(runs), 'run')} in {common.duration(seconds)} of "
-        f"training. Failed, and left out of the numbers: {'; '.join(failed) or 'none'}.", "",
+        f"{versions['torch']}: {len(runs)} runs, {common.duration(seconds)} hours of training. "
+        f"Failed, and left out of the numbers: {'; '.join(failed) or 'none'}.", "",
         f"Data: {dataset.name}, {len(dataset.states)} states, {len(dataset.objects)} objects, "
         f"{dataset.seen.sum()} seen compositions, {len(dataset.targets['test']):,} test images.",
         f"Features: {options.backbone or settings['backbone']}. Word vectors (CompCos): "

@@ -371,7 +371,7 @@ def go_on(path, parts, settings, epochs):
             group["capturable"] = parts["model"].states.device.type == "cuda"
         parts["model"].after_epoch(state["epoch"])  # what it sets, as margins, is made anew
     if state["threads"] != torch.get_num_threads():
-        warnings.warn(f"{path} was made with {common.count(state['threads'], 'thread')}, and this "
+        warnings.warn(f"{path} was made by {state['threads']} threads, and this "
                       f"process has {torch.get_num_threads()}: sums are rounded differently, so "
                       "numbers may differ", stacklevel=3)
     return state

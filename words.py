@@ -87,7 +87,7 @@ def word_vectors(names, *sources, missing="error", root="data"):
     `missing`: "error" lists every name without a vector; "random" (seeded, as long as the source's
     on average) or "mean" (of those found) stands in for each missing word, with one warning.
     Raises ValueError for missing words or a file that cannot be read, FileNotFoundError that names
-    the file expected.
+    the files expected, before any is read.
 
     >>> word_vectors(["old", "new"], "random").shape
     (2, 300)
@@ -97,11 +97,12 @@ def word_vectors(names, *sources, missing="error", root="data"):
     names = [str(name) for name in names]
     blocks = []
     complaints = []
-    for source in _split(sources):
-        if source == "random":
+    sources = _split(sources)
+    for source, file in zip(sources, _find(sources, root)):
+        if file is None:
             blocks.append(np.stack([_random(name, 300) for name in names]))
             continue
-        vectors, absent = _look_up(names, _find(source, root), missing)
+        vectors, absent = _look_up(names, file, missing)
         blocks.append(vectors)
         if absent:
             listed = ", ".join(f"{name} ({' '.join(words)})" for name, words in absent.items())
@@ -128,33 +129,26 @@ def _split(sources):
     return parts
 
 
-def _find(source, root):
-    """The file of a source."""
-    path = Path(source)
-    hint = f"expected {', '.join(FILES)}, random or a file of vectors"
-    if source in FILES:
-        path = Path(root) / FILES[source]
-        hint = (f"`python download.py --vectors {source}` fetches it, "
-                "--data-root says where else to look")
-    for candidate in (path, Path(f"{path}.gz")):
-        if candidate.is_file():
-            return candidate
-    raise FileNotFoundError(f"no word vectors at {path} (nor {path.name}.gz): {hint}")
-
-
-def lacking(*sources, root="data"):
-    """What to say of the sources that are not there: a list of texts, empty if all are."""
-    complaints = []
-    for source in _split(sources):
+def _find(sources, root):
+    """The file of each source, None of "random". FileNotFoundError names all that are not there."""
+    files = []
+    lacking = []
+    for source in sources:
+        path = Path(source)
+        if source in FILES:
+            path = Path(root, FILES[source])
+        there = [file for file in (path, Path(f"{path}.gz")) if file.is_file()]
         if source == "random":
-            continue
-        try:
-            _find(source, root)
-        except FileNotFoundError as error:
-            complaints.append(str(error))
-    if complaints:
-        complaints.append("`--vectors random` does without word vectors")
-    return complaints
+            files.append(None)
+        elif there:
+            files.append(there[0])
+        else:
+            lacking.append(f"{path} (nor {path.name}.gz)")
+    if lacking:
+        raise FileNotFoundError(f"no word vectors at {', '.join(lacking)}: expected a file of "
+                                f"vectors; {', '.join(FILES)}, which `python download.py --vectors "
+                                "NAME` fetches to where --data-root looks; or random, without any")
+    return files
 
 
 def _random(name, dim):

@@ -161,8 +161,8 @@ def test_what_is_odd_is_noted(tmp_path):
         "no training image shows new, car",
         "test images of pairs in neither the test nor the training list: a ceiling of 83.3% in "
         "the closed world",
-        "1 row of an image that its set has already: each row counts",
-        "1 image in more than one set",
+        "rows of an image that its set has already, each of which counts: 1",
+        "images in more than one set: 1",
     ]
     rows = [row for row in ROWS if row[:2] not in (("6.jpg", "dry"), ("7.jpg", "wet"))]
     assert data.load(publish(tmp_path / "y", rows=rows)).notes == [
@@ -249,15 +249,15 @@ def test_the_check_counts_and_names_every_photo_that_is_missing_or_broken(tmp_pa
         "train    4       0               4          0",
         "val      1       1               1          1",
         "test     1       2               1          2",
-        f"note: 1 photo in {folder} that no set has",
+        f"note: photos in {folder} that no set has: 1",
     ]
     said = output.splitlines()[-1]
-    assert said.startswith("note: 2 images that cannot be read, which --skip-broken leaves out: ")
+    assert said.startswith("note: cannot be read, and --skip-broken leaves out: ")
     assert "a/2.jpg (not an image" in said and "9.jpg (not an image" in said
     (folder / "images/5.jpg").unlink()
     (folder / "images/a/1.jpg").rename(folder / "images/a/1.JPG")
     status, output = check(capsys, folder)
-    assert status == 2 and "2 images found neither in" in output
+    assert status == 2 and "error: found neither in" in output
     assert "a/1.jpg, 5.jpg; images/a/1.JPG there differ only in case" in output
 
 

@@ -40,7 +40,7 @@ def test_a_folder_gets_the_strong_recipe(monkeypatch):
     assert (named["recipe"], named["scale"], named["epochs"]) == ("paper", 50.0, 300)
     assert compcos.defaults("strong")["utzappos"] == strong | dict(vectors=["word2vec"])
     monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(scal=50.0, epochs=100))
-    with pytest.raises(ValueError, match=r"OF_DATASET\['birds'\] sets scal: expected .* scale"):
+    with pytest.raises(ValueError, match="the defaults of 'birds' set scal: expected .* scale"):
         compcos.defaults()
 
 

@@ -301,7 +301,7 @@ def test_the_forms_that_are_timed_give_one_loss():
         assert torch.allclose(gradient, found[0][1], atol=1e-5)
 
 
-def test_benchmarks_run(toy, capsys):
+def test_benchmarks_run(drawn, capsys):
     benchmark.main(["step", "--size", "4", "5", "--repeat", "1"])
     assert "times as long" in capsys.readouterr().out
-    assert benchmark.time_run(str(toy), "strong", 2, 1) > 0
+    assert benchmark.time_run(str(drawn), "strong", 2, epochs=1) > 0
