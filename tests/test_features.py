@@ -419,13 +419,13 @@ def test_features_like_those_of_a_run(tmp_path, cheap):
 # ---- the script ----
 
 
-def test_script(tmp_path, weights, capsys, opened):
+def test_script(tmp_path, cheap, capsys, opened):
     dataset = make_dataset(tmp_path / "mine", 4)
     write_table(dataset)
-    command = ["mine", "--data-root", str(tmp_path), "--weights", str(weights), "--device", "cpu"]
+    command = ["mine", "--data-root", str(tmp_path), "--weights", str(cheap), "--device", "cpu"]
     features.main(command)
     first = capsys.readouterr().out
-    assert "train (1, 512), val (1, 512), test (1, 512); ResNet-18" in first
+    assert "train (1, 3), val (1, 3), test (1, 3); ResNet-18" in first
     features.main(command)
     assert capsys.readouterr().out == first and len(opened) == 3
     dataset.path(dataset.images["train"][0]).write_text("")
