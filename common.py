@@ -326,14 +326,14 @@ def spread(items, work):
 
 def check_shared(folder):
     """OSError unless every process sees in `folder` what the first one makes there."""
-    made = None
+    name = ""
     if rank() == 0:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=".shared-", dir=folder)
-    made = gather(made)[0]
-    sees = gather(Path(made).is_dir())
+        name = Path(tempfile.mkdtemp(prefix=".shared-", dir=folder)).name
+    made = Path(folder, gather(name)[0])
+    sees = gather(made.is_dir())
     if rank() == 0:
-        os.rmdir(made)
+        made.rmdir()
     if not all(sees):
         raise OSError(f"{folder}: process {sees.index(False)} of {processes()} does not see what "
                       "process 0 made there: give a folder that all machines share")

@@ -26,10 +26,10 @@ def few_resamples(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory):
-    """A --data-root with the built-in dataset in half as many images, which take seconds to draw;
-    it is only read."""
+    """A --data-root with the built-in dataset in few images, which take seconds to draw; it is only
+    read."""
     root = tmp_path_factory.mktemp("root")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawings, "IMAGES", dict(train=20, seen=4, unseen=12))
+        patch.setattr(drawings, "IMAGES", dict(train=16, seen=3, unseen=6))
         drawings.ensure(root / "shapes")
     return root

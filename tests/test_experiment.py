@@ -504,8 +504,8 @@ def predict(capsys, *arguments):
 def test_predicting_images(drawn, tmp_path, capsys):
     """By the command that a run prints; from each candidate set; without what cannot be read."""
     out = tmp_path / "a run"
-    pixels = ["--features", "pixels", "--cache", tmp_path]
-    short = ["--data-root", drawn, "--device", "cpu", "--epochs", 2]
+    pixels = ["--features", "pixels"]
+    short = ["--data-root", drawn, "--device", "cpu", "--epochs", 1, "--hidden", 64]
     status, lines = predict(capsys, *short, *pixels, "--out", out)
     command = shlex.split(lines[-1].partition("; next: ")[2])
     assert command[:2] == ["python", "compcos.py"]
@@ -541,7 +541,7 @@ def test_learning_is_earned(drawn, tmp_path):
                           ("untrained", ["--epochs", "1", "--lr", "1e-30"])):
         out = tmp_path / name
         compcos.main(["--data-root", str(drawn), "--out", str(out), "--device", "cpu", "--epochs",
-                      "20", "--hidden", "256", *options])
+                      "20", "--hidden", "128", "--members", "1", *options])
         auc[name] = numbers(out)["test"]["open"]["exact"]["auc"]
-    assert 20 * auc["untrained"] < 0.15 < auc["closed"] < auc["open"] < 0.75
+    assert 20 * auc["untrained"] < 0.1 < auc["closed"] < auc["open"] < 0.75
     assert numbers(tmp_path / "open")["feasibility_auroc"] > 0.8

@@ -99,14 +99,6 @@ def cheap(tmp_path, monkeypatch):
     return path
 
 
-def write_table(dataset):
-    """images.csv of the first image of each set, for the scripts."""
-    rows = ["image,state,object,split"]
-    for phase in data.PHASES:
-        rows.append(f"{dataset.images[phase][0]},red,shoe,{phase}")
-    (dataset.folder / "images.csv").write_text("\n".join(rows))
-
-
 def colours(dataset, phase, factor=2):
     means = []
     for name in dataset.images[phase]:

@@ -19,18 +19,20 @@ import torch
 from PIL import Image
 
 import compcos
+import two_processes
 from test_experiment import make_toy
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = Path(__file__).parent.parent
 PATIENCE = 300  # seconds until processes that do not end are ended
 
 
-def start(*arguments, folder):
-    """Start a script on two processes."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    environment = dict(OMP_NUM_THREADS="1", PYTHONPATH=f"{ROOT}:{HERE}", CUDA_VISIBLE_DEVICES="")
-    return subprocess.Popen([*torchrun, "2", *map(str, arguments)], cwd=folder, text=True,
+def start(commands, folder):
+    """Start two_processes.py in a folder."""
+    given = {name: list(map(str, arguments)) for name, arguments in commands.items()}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                "2", two_processes.__file__, json.dumps(given)]
+    environment = dict(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    return subprocess.Popen(torchrun, cwd=folder, text=True,
                             env=os.environ | environment, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             start_new_session=True)
@@ -81,10 +83,15 @@ def compcos_options(toy, *more):
             "--batch-size", 32, "--device", "cpu", *more]
 
 
+def endless_job(toy, out):
+    """The last command for two_processes.py."""
+    return dict(endless=compcos_options(toy, "--epochs", 100_000, "--out", out))
+
+
 def seeds_options(toy, folder):
     """Three seeds, on pixels of the photos."""
     return compcos_options(toy, "--epochs", 2, "--seed", 0, 1, 2, "--features", "pixels",
-                           "--cache", folder / "cache", "--out", folder / "seeds")
+                           "--out", folder / "seeds")
 
 
 def metrics_of(folder):
@@ -94,6 +101,14 @@ def metrics_of(folder):
 
 
 # ---- the commands ----
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_epochs():
+    """As in two_processes.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(compcos.FOLDER, "epoch_steps", two_processes.EPOCH_STEPS)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +133,8 @@ def job(toy, tmp_path_factory):
         seeds=seeds_options(toy, folder),
         one=compcos_options(toy),
         report=["reproduce.py", "--dataset", toy, "--seed", 0, "--only", "masking", "--device",
-                "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"],
-        endless=compcos_options(toy, "--epochs", 100_000, "--out", folder / "endless"))
-    given = {name: list(map(str, arguments)) for name, arguments in commands.items()}
-    running = start(HERE / "two_processes.py", json.dumps(given), folder=folder)
+                "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"])
+    running = start(commands | endless_job(toy, folder / "endless"), folder)
     wait_for(folder / "endless/last.pt", running)
     running.send_signal(signal.SIGINT)
     return folder, *finish(running)
@@ -147,6 +160,7 @@ def test_parts_of_two_processes(done, part):
 
 
 def test_photos_and_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
+    (toy / "pixels.npz").unlink()  # the cache, so that one process makes them anew
     one = run_one(seeds_options(toy, tmp_path))
     two = said_by(done, "seeds")
     assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
@@ -200,20 +214,10 @@ def test_interrupt_ends_all_and_keeps_the_epochs(job):
     assert (folder / "endless/last.pt").exists()
 
 
-LONG = """
-import sys
-import compcos, train
-train.SAVE_SECONDS = 0.2
-compcos.main(sys.argv[1:])
-"""
-
-
 def test_a_process_that_dies_ends_all(toy, tmp_path):
     """The first one says so and keeps the last epoch; one process goes on from there."""
     out = tmp_path / "out"
-    (tmp_path / "long.py").write_text(LONG)
-    options = compcos_options(toy, "--out", out, "--epochs", 100_000)[1:]
-    running = start(tmp_path / "long.py", *options, folder=tmp_path)
+    running = start(endless_job(toy, out), tmp_path)
     wait_for(out / "last.pt", running)
     os.kill(max(workers(running.pid)), signal.SIGKILL)
     status, _, error = finish(running)

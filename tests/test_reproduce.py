@@ -35,9 +35,9 @@ def make(folder):
 
 
 def run(folder, out, *options):
-    """A report of two epochs a run; report.json and report.md."""
-    words = ["--dataset", folder, "--vectors", "random", "--device", "cpu", "--epochs", 2, "--out",
-             out, *options]
+    """A report of one epoch a run of small models; report.json and report.md."""
+    words = ["--dataset", folder, "--device", "cpu", "--epochs", 1, "--compcos=--hidden 32",
+             "--strong=--hidden 32", "--out", out, *options]
     reproduce.main([str(word) for word in words])
     return json.loads((out / "report.json").read_text()), (out / "report.md").read_text()
 
@@ -61,9 +61,10 @@ def epochs(monkeypatch):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_epochs():
-    """An epoch is one pass over the few images."""
+def quick():
+    """An epoch is one pass over the few images, and no picture is drawn: matplotlib is missing."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
         for settings in (compcos.FOLDER, compcos.STRONG, baselines.DEFAULTS["apart"]["other"]):
             patch.setitem(settings, "epoch_steps", 1)
         yield
@@ -76,6 +77,8 @@ def toy(tmp_path_factory):
 
 def test_interrupted_continued_complete_and_reused(toy, tmp_path, epochs, monkeypatch, capsys):
     out = tmp_path / "out"
+    monkeypatch.delitem(sys.modules, "matplotlib.figure")  # so that it is imported again
+    options = [toy, out, "--seed", 0, "--epochs", 2]
     with monkeypatch.context() as patch:
         calls = iter(range(3))
 
@@ -86,10 +89,10 @@ def test_interrupted_continued_complete_and_reused(toy, tmp_path, epochs, monkey
 
         patch.setattr(experiment, "selection", interrupt)
         with pytest.raises(SystemExit) as stop:  # in the second epoch of the second run
-            run(toy, out, "--seed", 0)
+            run(*options)
     assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().err
     assert len(list(out.rglob("metrics.json"))) == 1
-    report, text = run(toy, out, "--seed", 0)
+    report, text = run(*options)
     names = {path.name for path in (out / "runs").iterdir()}
     assert names == {"full", "closed", "alpha0", "constant", "state", "object", "max",
                      *baselines.MODELS}
@@ -97,7 +100,7 @@ def test_interrupted_continued_complete_and_reused(toy, tmp_path, epochs, monkey
     check_complete(out, report, text)
     check_numbers(out, report)
     epochs.clear()
-    assert run(toy, out, "--seed", 0) == (report, text) and not epochs
+    assert run(*options) == (report, text) and not epochs
 
 
 def check_complete(out, report, text):
@@ -138,11 +141,13 @@ def test_the_masks_of_the_appendix_are_evaluated_as_the_runs_were(toy, tmp_path,
                 assert rows[f"{name}, median"][protocol][column] == pytest.approx(value)
 
 
-def test_both_recipes(toy, tmp_path):
+def test_both_recipes(toy, tmp_path, monkeypatch):
     """The sections train what they need and no more; their numbers are those of the runs."""
+    monkeypatch.delitem(sys.modules, "matplotlib.figure")
     out = tmp_path / "out"
     report, text = run(toy, out, "--only", "recipes", "ablation", "--seed", 0)
     assert "(test, exact protocol)" in text and "published protocol" not in text
+    assert (out / "recipes.png").exists()
     names = {path.name for path in (out / "runs").iterdir()}
     assert names == {"closed", *reproduce.RECIPES.values(),
                      *(name for name, _ in reproduce.ABLATION.values())}
@@ -200,9 +205,11 @@ def test_a_failed_run_is_named_left_out_and_tried_again(toy, tmp_path, monkeypat
 def test_without_images_and_beside_the_papers_figures(tmp_path, monkeypatch):
     """The paper's figures are looked up by name: a further column before AUC changes nothing."""
     shutil.rmtree(make(tmp_path / "ut-zap50k") / "images")
+    monkeypatch.delitem(sys.modules, "matplotlib.figure")
     monkeypatch.setattr(reproduce, "COLUMNS", dict(more="hm_seen", **reproduce.COLUMNS))
     report, text = run("utzappos", tmp_path / "out", "--data-root", tmp_path, "--seed", 0,
-                       "--only", "table1", "qualitative", "--tmn=--width 8 --negatives 9")
+                       "--only", "table1", "qualitative", "--tmn=--width 8 --negatives 9",
+                       "--vectors", tmp_path / "ut-zap50k/vectors.txt")
     assert "No picture: there are no photos here" in text
     rows = report["table1"]["open"]
     assert "paper" in rows["CompCos, mask"] and "paper" not in rows["CompCos"]
@@ -255,9 +262,8 @@ def again(made, toy, tmp_path):
                                 *options)
 
 
-def test_without_matplotlib_the_report_has_all_but_pictures(again, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    _, text = again()
+def test_without_matplotlib_the_report_has_all_but_pictures(made):
+    text = (made / "report.md").read_text()
     assert "No picture: import of matplotlib" in text and ".png" not in text
     assert "n = 2 seeds" in text and " ± " in text.split("## Who is misled")[1]
 

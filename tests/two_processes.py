@@ -2,7 +2,7 @@
 
 python two_processes.py COMMANDS, in JSON {name: [script, arguments...]}; in the working folder
 NAME-RANK.txt then holds what the process said, and NAME-RANK.ended is there if all went well.
-At the end comes the command `endless`, a training that test_processes.py interrupts.
+The last command is `endless`, a training that test_processes.py ends.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import train
 
 MAIN = {"compcos.py": compcos.main, "reproduce.py": reproduce.main}
 RANK = common.rank()
+EPOCH_STEPS = 4
 
 
 def do(name, function, *arguments):
@@ -60,21 +61,21 @@ def unshared():
             raise AssertionError("both see it")
 
 
-def wrong(script, *arguments):
+def wrong(arguments):
     """Both find it, and the first one fails; here a signal comes to the second one meanwhile, as
     torchrun's does."""
     with patch("time.sleep", lambda seconds: signal.raise_signal(signal.SIGTERM)):
-        MAIN[script](arguments)
+        compcos.main(arguments)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    compcos.FOLDER["epoch_steps"] = EPOCH_STEPS
+    train.SAVE_SECONDS = 0.2
     do("spread", spread)
     do("unshared", unshared)
     commands = json.loads(sys.argv[1])
-    script, *endless = commands.pop("endless")
-    do("wrong", wrong, *commands.pop("wrong"))
-    for name, (command, *arguments) in commands.items():
-        do(name, MAIN[command], arguments)
-    train.SAVE_SECONDS = 0.2
-    MAIN[script](endless)
+    _, *endless = commands.pop("endless")
+    for name, (script, *arguments) in commands.items():
+        do(name, wrong if name == "wrong" else MAIN[script], arguments)
+    compcos.main(endless)
