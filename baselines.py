@@ -612,10 +612,9 @@ def main(argv=None):
     parser.add_argument("--model", required=True, choices=MODELS)
     add_options(parser)
     options = parser.parse_args(argv)
-    for setting, names in owners().items():
-        if options.model not in names and getattr(options, setting, None) is not None:
-            raise ValueError(f"{options.model} has no setting {setting}, which is one of "
-                             f"{', '.join(names)}: leave the option out")
+    for setting in owners().keys() - own_settings(options.model).keys():
+        if getattr(options, setting, None) is not None:
+            raise ValueError(f"{options.model} has no setting {setting}: leave the option out")
     if options.feasibility:
         Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))

@@ -291,8 +291,6 @@ def group():
             atexit.register(distributed.destroy_process_group)
         yield distributed
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
         raise ConnectionError("the processes have lost one another, as when one has ended "
                               f"({reason(error)})") from None
 

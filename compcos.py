@@ -68,7 +68,7 @@ class CompCos(nn.Module):
         A file of several members gives `Members`, which score, predict and explain as one model
         does. ValueError names a file that is none, or of another version.
         """
-        checkpoint = experiment.load_best(path, cls.__name__)
+        checkpoint = experiment.load_best(path)
         with common.reading(path, "train anew, or restore the file"):
             weights = checkpoint.pop("weights")
             first = "members.0." if "members.0.states" in weights else ""

@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -115,9 +114,8 @@ def receive(url, file, timeout):
     """One try of `fetch`. ConnectionError if the answer ends early."""
     with ask(url, timeout) as answer:  # for its headers alone
         size = int(answer.headers.get("Content-Length", 0))  # 0: unknown
-        # Another version of the file has another part: it would be no start of this one.
-        version = f"{url} {size} {answer.headers.get('ETag', answer.headers.get('Last-Modified'))}"
-    part = file.with_name(f".{file.name}.{zlib.crc32(version.encode()):08x}.part")
+    # Another version has another size, and another part: this one would be no start of it.
+    part = file.with_name(f".{file.name}.{size}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size if size and part.exists() else 0
     ensure_room(file.parent, 2 * size - have)  # the archive, and what it unpacks to at least

@@ -514,14 +514,11 @@ def write_best(path, prepared, model, rho, metrics):
     """best.pt: all that prediction needs, without the data."""
     dataset = prepared.dataset
     closed = dataset.candidates("test")
-    name = type(model).__name__
-    if name == "Members":
-        name = "CompCos"
     # of training's features: those of another kind lie far outside
     features = torch.as_tensor(prepared.features["train"])
     std, mean = torch.std_mean(features, 0, correction=0)
     contents = dict(
-        model=name, config=model.config, weights=model.state_dict(), states=dataset.states,
+        config=model.config, weights=model.state_dict(), states=dataset.states,
         objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
         closed=torch.as_tensor(closed), named=torch.as_tensor(closed | dataset.candidates("val")),
         feasibility=torch.as_tensor(rho), feature_mean=mean, feature_std=std)
@@ -550,13 +547,13 @@ def versions():
 # ---- reading what a run left ----
 
 
-def load_best(path, model):
-    """What a best.pt holds, as `write_best` wrote it. ValueError: it is none, or of another
-    model."""
+def load_best(path):
+    """What the best.pt of a CompCos holds, as `write_best` wrote it. ValueError: it is none."""
     with common.reading(path, "train anew, or restore the file"):
         contents = data.load_tensors(path)
-        if contents["model"] != model or "feature_mean" not in contents:
-            raise ValueError(f"it holds a {contents['model']}, expected a {model} of this version")
+        model = contents["settings"]["model"]
+        if model != "compcos" or "feature_mean" not in contents:
+            raise ValueError(f"it holds a {model}, expected a compcos of this version")
     return contents
 
 

@@ -334,7 +334,7 @@ def evaluation(results, metrics, phase, candidates):
 
 def feasibility_of(metrics):
     """ρ (S, O) of a run of CompCos."""
-    return experiment.load_best(metrics["folder"] / "best.pt", "CompCos")["feasibility"].numpy()
+    return experiment.load_best(metrics["folder"] / "best.pt")["feasibility"].numpy()
 
 
 def table_lines(table, cells):
@@ -479,16 +479,6 @@ def curves(results, runs):
     return figure("accuracy on unseen compositions (%)", "accuracy on seen compositions (%)", lines)
 
 
-def draw_methods(results):
-    """The curves of the compared systems."""
-    return curves(results, methods())
-
-
-def draw_recipes(results):
-    """The curves of both recipes."""
-    return curves(results, RECIPES)
-
-
 def draw_threshold(results):
     """AUC against the share that the hard mask removes: validation, a line a seed."""
     lines = []
@@ -538,7 +528,8 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "table1": Section(
-        "Table 1, expanded: all methods in both worlds", draw=draw_methods,
+        "Table 1, expanded: all methods in both worlds",
+        draw=lambda results: curves(results, methods()),
         caption="Test, open world, first seed: accuracy on seen against unseen compositions as the "
                 "bias grows."),
     "margins": Section("Effect of the margins"),
@@ -558,7 +549,8 @@ SECTIONS = {
                 "where only the full model is right, then ten where both are wrong."),
     "training": Section("Training", training_text),
     "recipes": Section(
-        "The paper's recipe and the strong one", draw=draw_recipes,
+        "The paper's recipe and the strong one",
+        draw=lambda results: curves(results, RECIPES),
         caption="Test, open world, first seed: accuracy on seen against unseen compositions as the "
                 "bias grows."),
     "ablation": Section("What carries the strong recipe"),

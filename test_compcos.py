@@ -127,7 +127,7 @@ def test_loss_from_the_definition():
     target = torch.tensor([5])
     logits = 20 * torch.where(seen, cosines[0], cosines[0] - 0.4 * rho)
     expected = -torch.log(torch.exp(logits[1, 2]) / torch.exp(logits).sum())
-    found = compcos_loss(cosines, target.numpy().astype(">i4"), scale=20.0, seen=seen.numpy(),
+    found = compcos_loss(cosines, target.numpy(), scale=20.0, seen=seen.numpy(),
                          margin=(0.4 * rho).numpy())
     torch.testing.assert_close(found, expected)
     only = -torch.log(torch.exp(20 * cosines[0, 1, 2]) / torch.exp(20 * cosines[0][seen]).sum())

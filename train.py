@@ -51,29 +51,27 @@ WARM_UP_STEPS = 3                             # eager steps that CUDA needs befo
 
 
 def as_tensor(values, device=None):
-    """A tensor of numbers: a tensor as it is, an array or a list copied, whatever its byte order or
-    layout. ValueError: no numbers."""
+    """A tensor of numbers: a tensor as it is, an array or a list copied. ValueError: no numbers."""
     if torch.is_tensor(values):
         return values.to(device or values.device)
-    array = np.asarray(values)
+    array = np.array(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an array of {array.dtype} {array.shape}: expected real numbers")
-    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")), device=device)
+    return torch.as_tensor(array, device=device)
 
 
 def primitive_vectors(state_vectors, object_vectors):
     """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, not
     finite."""
-    vectors = [as_tensor(rows).float().clone() for rows in (state_vectors, object_vectors)]
-    for rows in vectors:
-        if rows.ndim != 2 or rows.shape[1] != vectors[0].shape[1]:
-            shapes = [tuple(rows.shape) for rows in vectors]
-            raise ValueError(f"state and object vectors of shapes {shapes}: expected (S, D) and "
-                             "(O, D) with the same D")
-        if not rows.isfinite().all():
-            raise ValueError("state or object vectors hold NaN or infinite values: repair or drop "
-                             "them before training")
-    return vectors
+    states = as_tensor(state_vectors).float().clone()
+    objects = as_tensor(object_vectors).float().clone()
+    if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1]:
+        raise ValueError(f"state and object vectors of shapes {tuple(states.shape)}, "
+                         f"{tuple(objects.shape)}: expected (S, D) and (O, D) with the same D")
+    if not torch.cat([states, objects]).isfinite().all():
+        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them "
+                         "before training")
+    return states, objects
 
 
 # ---- scoring ----
@@ -112,10 +110,6 @@ def sweep(model, features, target, seen, candidates, *, primitives=True):
         for name in candidates:
             best_unseen, column = (scores + hidden[name]).max(1)
             rows[name].append((best_seen, seen_columns[where], best_unseen, column))
-    # Weights that are not numbers spoil the scores of every image, so the last ones tell.
-    if len(features) and not best_seen.isfinite().all():
-        raise ValueError("the model's scores are not finite: training has diverged; lower --lr or "
-                         "--scale, or look for outliers in the features")
     pairs = index_pairs(seen) if primitives else None
     result = {}
     for name, mask in candidates.items():
@@ -251,7 +245,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     last.pt of another run, a loss or weights that are not finite. However it ends, `out/last.pt`
     holds the last whole epoch.
     """
-    check_training(model, features, targets, epochs, batch_size)
+    check_training(model, features, targets)
     size = min(batch_size, len(features))
     passes = max(1, math.ceil(epoch_steps * size / len(features)))
     parts = dict(model=model, optimizer=adam(model, lr, weight_decay, features.device),
@@ -259,7 +253,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     state = dict(epoch=0, best=dict(epoch=0, value=-math.inf), history=[])
     if resume and (out / "last.pt").exists():
         state = go_on(out / "last.pt", parts, settings, epochs)
-    state |= dict(settings=settings, threads=torch.get_num_threads())
+    state["settings"] = settings
     steps = stepper(model, parts["optimizer"], features, targets, eager=eager)
     saved_at = time.monotonic()
     try:
@@ -370,10 +364,6 @@ def go_on(path, parts, settings, epochs):
         for group in parts["optimizer"].param_groups:  # the run may have begun on another device
             group["capturable"] = parts["model"].states.device.type == "cuda"
         parts["model"].after_epoch(state["epoch"])  # what it sets, as margins, is made anew
-    if state["threads"] != torch.get_num_threads():
-        warnings.warn(f"{path} was made by {state['threads']} threads, and this "
-                      f"process has {torch.get_num_threads()}: sums are rounded differently, so "
-                      "numbers may differ", stacklevel=3)
     return state
 
 
@@ -386,12 +376,10 @@ def adam(model, lr, weight_decay, device):
                             capturable=device.type == "cuda")
 
 
-def check_training(model, features, targets, epochs, batch_size):
+def check_training(model, features, targets):
     """ValueError for what training cannot use. Targets are looked at here once, and not in steps.
     """
     composition_count = len(model.states) * len(model.objects)
-    common.check_number("epochs", epochs, least=1)
-    common.check_number("batch_size", batch_size, least=1)
     if not len(features) or len(features) != len(targets):
         raise ValueError(f"{len(features)} images and {len(targets)} targets: expected as many, "
                          "one or more")
@@ -420,9 +408,6 @@ def check_model(model, features, seen):
                          f"{', '.join(REQUIRED)}, as the head of train.py says; a subclass of "
                          "baselines.Compared needs only loss, score and config")
     scores = model.eval().score(features[:2], model.compositions())
-    shapes = {"states and objects": (len(model.states), len(model.objects)),
-              "feasibility": np.shape(model.feasibility(seen)), "score": tuple(scores.shape[1:])}
-    for what, shape in shapes.items():
-        if shape != seen.shape:
-            raise ValueError(f"{name}.{what} has shape {shape}: expected {seen.shape}, the states "
-                             "and objects of the data (of each image, the scores)")
+    if scores.shape[1:] != seen.shape:
+        raise ValueError(f"{name}.score gives {tuple(scores.shape)} of {len(features[:2])} images: "
+                         f"expected (B, S, O), here S, O = {seen.shape}")

@@ -405,13 +405,14 @@ def test_bad_options(toy, tmp_path, capsys, options, message):
     assert not (tmp_path / "run/metrics.json").exists() and not list(tmp_path.glob("**/*.part"))
 
 
-@pytest.mark.parametrize("change", [b"text", [1, 2], dict(model="TMN"), dict(weights={})])
+@pytest.mark.parametrize("change", [b"text", [1, 2], dict(settings=dict(model="tmn")),
+                                    dict(weights={})])
 def test_a_best_that_is_none(finished, tmp_path, change):
     path = tmp_path / "best.pt"
     earlier = torch.load(finished / "best.pt", weights_only=True)  # as of before these features
     del earlier["feature_mean"]
     torch.save(earlier, path)
-    with pytest.raises(ValueError, match="expected a CompCos of this version.*; train anew"):
+    with pytest.raises(ValueError, match="expected a compcos of this version.*; train anew"):
         CompCos.load(path)
     if isinstance(change, dict):
         change = torch.load(finished / "best.pt", weights_only=True) | change
