@@ -409,7 +409,6 @@ class TMN(Compared):
                  width=16, rank=64, negatives=600, gating_lr=1e-6, fixed_vectors=False):
         super().__init__(state_vectors, object_vectors, train_states=not fixed_vectors,
                          train_objects=not fixed_vectors)
-        common.check_number("TMN's layers", layers, least=2)
         self.config = dict(feature_dim=feature_dim, layers=layers, modules=modules, width=width,
                            rank=rank, negatives=negatives, gating_lr=gating_lr,
                            fixed_vectors=fixed_vectors)

@@ -209,6 +209,8 @@ class CompCos(nn.Module):
             return self.loss_of(*computed, target)
         # Of a single image, what is done once a chunk would take as long as what is done for it.
         rows = max(2, CHUNK.get(features.device.type, CHUNK["cpu"]) // self.seen.numel())
+        if rows >= len(target):
+            return self.loss_of(*computed, target)
         parameters = [weight for weight in self.parameters() if weight.requires_grad]
         return LossInChunks.apply(self, rows, target, *computed, *parameters)
 

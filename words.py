@@ -80,7 +80,7 @@ def word_vectors(names, *sources, missing="error", root="data"):
     """One vector a name: (N, sum of D) float32, the sources side by side in the order given.
 
     A source is "word2vec", "fasttext" or "glove" (files under `root`, see FILES, or the same with
-    .gz), "random" (standard normal, D 300, seeded by the name), several joined by `+`, or a file:
+    .gz), "random" (standard normal, D 300, seeded by the name), or a file:
     text of GloVe or fastText (blanks or tabs between the numbers, with or without a first line of
     counts), .bin of word2vec or fastText, or .npz with `names` and `vectors`, any of these as .gz.
     The content decides on the format. Of a repeated word, the first counts.
@@ -97,7 +97,6 @@ def word_vectors(names, *sources, missing="error", root="data"):
     names = [str(name) for name in names]
     blocks = []
     complaints = []
-    sources = _split(sources)
     for source, file in zip(sources, _find(sources, root)):
         if file is None:
             blocks.append(np.stack([_random(name, 300) for name in names]))
@@ -116,17 +115,6 @@ def word_vectors(names, *sources, missing="error", root="data"):
         warnings.warn(f"{complaint}: {missing} vectors stand in for the words in brackets",
                       stacklevel=2)
     return np.concatenate(blocks, axis=1)
-
-
-def _split(sources):
-    """Sources joined by `+` apart, unless that is the name of a file."""
-    parts = []
-    for source in sources:
-        if Path(source).is_file():
-            parts.append(source)
-        else:
-            parts += str(source).split("+")
-    return parts
 
 
 def _find(sources, root):

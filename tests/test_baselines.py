@@ -232,7 +232,7 @@ def test_a_model_of_ones_own_is_a_class_and_a_line(toy, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("model, option, value, said", [
     ("tmn", "--gating-lr", -1, "argument --gating-lr: '-1'"),
-    ("tmn", "--layers", 1, "layers is 1: expected"),
+    ("tmn", "--layers", 0, "'0': it is 0: expected"),
     ("aop", "--width", 3, "aop has no setting width: leave"),
     ("aop", "--feasibility", "none.csv", "none.csv"),
     ("mine", "--seed", 0, "the defaults of 'other' set width: expected any of epochs, ")])

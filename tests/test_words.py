@@ -152,7 +152,7 @@ def test_sources_side_by_side(write):
     names = ["old", "new"]
     glove = write(text(rows()), "a+b.txt")
     apart = [word_vectors(names, source) for source in (WORD2VEC, "random", glove)]
-    assert np.array_equal(word_vectors(names, f"{WORD2VEC}+random", str(glove)), np.hstack(apart))
+    assert np.array_equal(word_vectors(names, WORD2VEC, "random", str(glove)), np.hstack(apart))
 
 
 def test_random_depends_on_the_name_alone():
@@ -171,7 +171,7 @@ def test_files_under_the_root(name, place, write, tmp_path):
 def test_all_sources_that_are_lacking_are_said_at_once(write, tmp_path):
     bad = write(b"")  # which is not read
     with pytest.raises(FileNotFoundError, match="cc.en.* GoogleNews.* none.txt.* or random"):
-        word_vectors(["old"], "fasttext+word2vec", bad, "random", "none.txt", root=tmp_path)
+        word_vectors(["old"], "fasttext", "word2vec", bad, "random", "none.txt", root=tmp_path)
 
 
 def test_all_misses_in_one_error(write):
