@@ -81,9 +81,10 @@ class BiasSweep:
             self.pairs = _array("pairs", pairs, "iu", (count, 2)).copy()
             self._codes += list(self.pairs.T)
         self.topk = int(_array("topk", topk, "iu", ()))
-        if self.topk < 1:
-            raise ValueError(f"topk must be at least 1, got {self.topk}")
         self._places = min(self.topk, count)  # further places of the top k would stay empty
+        if self._places < 1:
+            raise ValueError("topk and the length of seen must be at least 1, "
+                             f"got {self.topk} and {count}")
         self._seen_group = _group(self.seen & self.candidates)
         self._unseen_group = _group(~self.seen & self.candidates)
         self._parts = [np.empty((KEPT, 0))]  # (8, B) each
@@ -152,8 +153,6 @@ class BiasSweep:
     def _images(self):
         """The Images so far; ValueError without any."""
         kept = np.concatenate(self._parts, axis=1)
-        if not kept.size:
-            raise ValueError("no images to evaluate: the set is empty, call update first")
         self._parts = [kept]
         return _images(kept, self.seen)
 
@@ -227,11 +226,13 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
     threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
     compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
-    `auc`, `auc_published`. Anything else, and no blocks, is a ValueError.
+    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
     thresholds = _numbers("thresholds", thresholds, (None,))
+    if not len(thresholds):
+        raise ValueError("thresholds must be one or more, got none")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
 
     # The level of a column is the last step that keeps it, -1 if it never competes. The unseen
@@ -455,7 +456,9 @@ class Images(NamedTuple):
 
 
 def _images(kept, seen):
-    """The Images of what is kept (8, N) and the mask of seen compositions (P,)."""
+    """The Images of what is kept (8, N) and the mask of seen compositions (P,); or a ValueError."""
+    if not kept.size:
+        raise ValueError("no images to evaluate: the set is empty, call update first")
     target = kept[TARGET].astype(int)
     is_seen = seen[target]
     turn = np.where(is_seen, kept[UP_TO], kept[ABOVE])

@@ -384,6 +384,7 @@ BAD = [
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
     ("seen", [1, 0], "seen must be bool"),
     ("topk", 0, "topk .* at least 1"),
+    ("seen", SEEN[:0], "length of seen .* at least 1"),
     ("protocol", "fast", "exact.*published.*got 'fast'"),
     ("unit", "pair", "unit must be one of"),
     ("average", None, "average must be one of"),
@@ -445,8 +446,11 @@ def test_what_cannot_be_compared_is_named(change, message):
         sweep.merge(other)
     with pytest.raises(ValueError, match="bias must be"):
         accuracy_at(sweep, np.nan)
-    with pytest.raises(ValueError, match="no images"):
-        threshold_sweep([], SEEN, [0, 0], [0.5])
+    for blocks in [], [(np.zeros((0, 2)), TARGET[:0])]:
+        with pytest.raises(ValueError, match="no images"):
+            threshold_sweep(blocks, SEEN, [0, 0], [0.5])
+    with pytest.raises(ValueError, match="thresholds must be"):
+        threshold_sweep([], SEEN, [0, 0], [])
 
 
 # The script.
