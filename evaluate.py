@@ -32,6 +32,7 @@ As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` 
 
 import argparse
 import json
+import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -80,9 +81,10 @@ class BiasSweep:
             self.pairs = _array("pairs", pairs, "iu", (count, 2)).copy()
             self._codes += list(self.pairs.T)
         self.topk = int(_array("topk", topk, "iu", ()))
-        if self.topk < 1:
-            raise ValueError(f"topk must be at least 1, got {self.topk}")
         self._places = min(self.topk, count)  # further places of the top k would stay empty
+        if self._places < 1:
+            raise ValueError("topk and the length of seen must be at least 1, "
+                             f"got {self.topk} and {count}")
         self._seen_group = _group(self.seen & self.candidates)
         self._unseen_group = _group(~self.seen & self.candidates)
         self._parts = [np.empty((KEPT, 0))]  # (8, B) each
@@ -94,8 +96,7 @@ class BiasSweep:
         rounded to float64. The scores are neither changed nor kept. A ValueError names the row;
         nothing of that call is added.
         """
-        def reduce(block, target):
-            top = block.argmax(axis=1) if self._places == 1 else None
+        def reduce(block, top, target):
             best_seen = _best(block, top, self._seen_group, self._places)
             best_unseen = _best(block, top, self._unseen_group, self._places)
             return (*best_seen, *best_unseen, target)
@@ -152,8 +153,6 @@ class BiasSweep:
     def _images(self):
         """The Images so far; ValueError without any."""
         kept = np.concatenate(self._parts, axis=1)
-        if not kept.size:
-            raise ValueError("no images to evaluate: the set is empty, call update first")
         self._parts = [kept]
         return _images(kept, self.seen)
 
@@ -227,11 +226,13 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
     threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
     compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
-    `auc`, `auc_published`. Anything else, and no blocks, is a ValueError.
+    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
     thresholds = _numbers("thresholds", thresholds, (None,))
+    if not len(thresholds):
+        raise ValueError("thresholds must be one or more, got none")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
 
     # The level of a column is the last step that keeps it, -1 if it never competes. The unseen
@@ -243,8 +244,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     starts = np.searchsorted(level[columns], np.arange(len(steps)))
     some_remain = starts < len(columns)
 
-    def reduce(block, target):
-        best_seen = _best(block, block.argmax(axis=1), whole._seen_group, 1)
+    def reduce(block, top, target):
+        best_seen = _best(block, top, whole._seen_group, 1)
         # The best of each level (reduceat gives a level without columns a score of the next one),
         # and then of each step, the greatest of its own and all higher levels.
         best = np.full((len(block), len(steps)), -np.inf, block.dtype)
@@ -260,24 +261,24 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         raise ValueError("no images to evaluate: there are no blocks")
     *best_seen, best, truth_wins, target = map(np.concatenate, zip(*parts))
     once = np.ones(len(target), int)
-
-    def areas(i):  # of both protocols at steps[i]: reduced to what `update` keeps for k = 1
-        column = np.where(truth_wins[:, i], target, -1)  # which other column wins does not matter
-        score = best[:, i].astype(float)
+    areas = []  # (T, 2): each step is reduced to what `update` keeps for k = 1
+    for score, wins in zip(best.T, truth_wins.T):
+        score = score.astype(float)
+        column = np.where(wins, target, -1)  # which other column wins does not matter
         kept = _decisive(*best_seen, score[:, None], column[:, None], target, whole._codes)
         images = _images(kept, whole.seen)
-        return [_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS]
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        auc, published = np.array(list(pool.map(areas, range(len(steps)))))[inverse].T
+        areas.append([_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS])
+    auc, published = np.array(areas)[inverse].T
     removed = starts[inverse] / max(whole.candidates.sum(), 1)
     return dict(threshold=thresholds, removed=removed, auc=auc, auc_published=published)
 
 
 # How it does so: from scores to what is kept of an image.
 
-BLOCK = 1 << 19  # scores at a time: they stay in the cache between the passes over them
-THREADS = 4  # more only wait for memory
+# Bytes of scores at a time: they stay in the cache between the passes over them. In smaller blocks
+# the passes are so short that the threads wait for each other between them.
+BLOCK = 1 << 22
+THREADS = min(4, os.cpu_count() or 1)  # more only wait for memory
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 
 # The columns of what is kept of an image, see _decisive. Composition, state and object have two
@@ -299,37 +300,40 @@ def _group(member):
 
 
 def _each_block(scores, target, count, work):
-    """What work(block, target) makes of all blocks of rows, joined, in order.
+    """What work(block, top, target) makes of all blocks of rows, joined, in order.
 
-    `scores` (N, count) is checked and read in blocks (B, count) of BLOCK numbers, C-contiguous
-    float32 or float64; the work returns arrays (B, ...). A ValueError names the first bad row.
+    `scores` (N, count) is checked and read in blocks (B, count) of BLOCK bytes, C-contiguous
+    float32 or float64; `top` (B,) is the column of each row's greatest score; the work returns
+    arrays (B, ...). A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
-    kind = np.float32 if np.can_cast(scores.dtype, np.float32) else np.float64
-    size = max(1, BLOCK // count)
+    kind = np.dtype("float32" if np.can_cast(scores.dtype, "float32") else "float64")
+    size = max(1, BLOCK // (count * kind.itemsize))
 
     def check_and_work(start):
         block = np.ascontiguousarray(scores[start:start + size], kind)
-        least = float(block.min(initial=0))  # this pass brings the block into the cache
-        greatest = float(block.max(initial=0))
+        top = block.argmax(axis=1)  # this pass brings the block into the cache
+        least = float(block.min(initial=0))
+        greatest = float(block[np.arange(len(block)), top].max(initial=0))
         if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
-        return work(block, target[start:start + size])
+        return work(block, top, target[start:start + size])
 
-    # NumPy lets go of the interpreter. In order, so the first bad row's error comes first.
+    # NumPy lets go of the interpreter. This thread reads the results once all are made: to wake it
+    # for each block would hold up the others. In order, so the first bad row's error comes first.
     with ThreadPoolExecutor(THREADS) as pool:
-        results = list(pool.map(check_and_work, range(0, max(len(scores), 1), size)))
+        results = pool.map(check_and_work, range(0, max(len(scores), 1), size))
     return [np.concatenate(arrays) for arrays in zip(*results)]
 
 
 def _best(block, top, group, k):
     """The k best of a group in each row (B, P), the lowest column first among equals.
 
-    `top` (B,): the column of each row's greatest score if k is 1, else None. Returns
-    scores (B, k) float64 and columns (B, k), padded with -inf and -1.
+    `top` (B,): the column of each row's greatest score. Returns scores (B, k) float64 and columns
+    (B, k), padded with -inf and -1.
     """
     columns = group.columns
     rows = np.arange(len(block))
@@ -341,7 +345,7 @@ def _best(block, top, group, k):
     if few:
         part = block.take(columns, axis=1, mode="clip")
     else:
-        if top is not None:
+        if k == 1:
             # Where the best of all columns is of the group, it is the group's best.
             best[:, 0] = block[rows, top]
             where[:, 0] = top
@@ -452,7 +456,9 @@ class Images(NamedTuple):
 
 
 def _images(kept, seen):
-    """The Images of what is kept (8, N) and the mask of seen compositions (P,)."""
+    """The Images of what is kept (8, N) and the mask of seen compositions (P,); or a ValueError."""
+    if not kept.size:
+        raise ValueError("no images to evaluate: the set is empty, call update first")
     target = kept[TARGET].astype(int)
     is_seen = seen[target]
     turn = np.where(is_seen, kept[UP_TO], kept[ABOVE])

@@ -236,7 +236,7 @@ def test_blocks_layout_and_shards_change_nothing(kind, k, monkeypatch):
     want = evaluate(scores, target, seen, **masks)
     forms = [np.asfortranarray(scores), np.repeat(scores, 2, axis=1)[:, ::2]]
     forms += [scores.astype(form) for form in ("f4", ">f8", np.longdouble)]
-    for block in 1, 200, 1 << 19:
+    for block in 1, 800, 1 << 22:
         monkeypatch.setattr(module, "BLOCK", block)
         for form in forms:
             assert evaluate(form, target, seen, **masks) == want
@@ -294,7 +294,7 @@ def test_torch_tensors_are_as_good_as_arrays():
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "opposed", "agreeing"])
 def test_thresholds_equal_separate_evaluations(kind, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 800)
+    monkeypatch.setattr(module, "BLOCK", 3200)
     scores, target, seen, masks = problem(6, kind, n=80, p=60)
     feasibility = np.random.default_rng(6).uniform(-1, 1, 60).round(1)
     scores += feasibility * {"opposed": -9, "agreeing": 9}.get(kind, 0)
@@ -384,6 +384,7 @@ BAD = [
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
     ("seen", [1, 0], "seen must be bool"),
     ("topk", 0, "topk .* at least 1"),
+    ("seen", SEEN[:0], "length of seen .* at least 1"),
     ("protocol", "fast", "exact.*published.*got 'fast'"),
     ("unit", "pair", "unit must be one of"),
     ("average", None, "average must be one of"),
@@ -401,7 +402,7 @@ def test_bad_input_is_named(name, value, message):
 
 @pytest.mark.parametrize("lead", [0, 9], ids=["mixed", "seen ahead"])
 def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 100)
+    monkeypatch.setattr(module, "BLOCK", 800)
     scores, target, seen, masks = problem(3, n=40, p=12)
     scores += lead * seen
     sweep = sweep_of(scores, target, seen, **masks)
@@ -445,8 +446,11 @@ def test_what_cannot_be_compared_is_named(change, message):
         sweep.merge(other)
     with pytest.raises(ValueError, match="bias must be"):
         accuracy_at(sweep, np.nan)
-    with pytest.raises(ValueError, match="no images"):
-        threshold_sweep([], SEEN, [0, 0], [0.5])
+    for blocks in [], [(np.zeros((0, 2)), TARGET[:0])]:
+        with pytest.raises(ValueError, match="no images"):
+            threshold_sweep(blocks, SEEN, [0, 0], [0.5])
+    with pytest.raises(ValueError, match="thresholds must be"):
+        threshold_sweep([], SEEN, [0, 0], [])
 
 
 # The script.
