@@ -1,7 +1,6 @@
 """From a folder to the table: the files of a run, resuming, that no run removes another, errors,
 probabilities, and the built-in dataset."""
 
-import csv
 import json
 import shlex
 import shutil
@@ -21,6 +20,7 @@ import experiment
 import features as image_features
 import train
 from compcos import CompCos
+from experiment import read_rows as rows_of
 from feasibility import feasibility_scores, hard_mask
 
 @pytest.fixture
@@ -95,12 +95,6 @@ def contents(folder):
     """Every file below a folder but locks, path -> bytes."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def rows_of(path):
-    """The rows of a .csv file."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # ---- the files ----

@@ -26,10 +26,6 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_no_line_is_wide():
-    assert not [line for line in README.splitlines() if len(line) > 100 and "](" not in line]
-
-
 def test_pythons_examples_run(capsys):
     first, *others = blocks("python")
     exec(first, {})
