@@ -360,29 +360,30 @@ def test_runs_without_a_folder_are_numbered(toy, tmp_path, monkeypatch, capsys):
     assert contents(first) == before and Path("runs/toy-compcos-closed/best.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["last.pt", "scores.npy", "metrics.json"])
-def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys, name):
+def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
     """The error names the file, what was there stays, and --resume makes the rest, also the scores
     anew, which are there."""
-    out = run(toy, tmp_path / "run", "--save-scores", "--epochs", 2)
+    begun = run(toy, tmp_path / "begun", "--save-scores", "--epochs", 2)
     whole = run(toy, tmp_path / "whole", "--save-scores")
-    before = contents(out)
+    before = contents(begun)
     replace = common.os.replace
+    for name in ("last.pt", "scores.npy", "metrics.json"):
+        out = shutil.copytree(begun, tmp_path / name)
 
-    def fill_up(part, path):
-        if path.name == name:
-            raise OSError(28, "No space left on device")
-        replace(part, path)
+        def fill_up(part, path):
+            if path.name == name:
+                raise OSError(28, "No space left on device")
+            replace(part, path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(common.os, "replace", fill_up)
-        error = refusal(capsys, toy, out, "--resume")
-    assert f"cannot write {out / name}: No space left on device" in error
-    assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
-    run(toy, out, "--resume")
-    for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
-        assert (out / file).read_bytes() == (whole / file).read_bytes()
-    assert numbers(out) == numbers(whole)
+        with monkeypatch.context() as patch:
+            patch.setattr(common.os, "replace", fill_up)
+            error = refusal(capsys, toy, out, "--resume")
+        assert f"cannot write {out / name}: No space left on device" in error
+        assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
+        run(toy, out, "--resume")
+        for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
+            assert (out / file).read_bytes() == (whole / file).read_bytes()
+        assert numbers(out) == numbers(whole)
 
 
 # ---- what is wrong ----
