@@ -3,24 +3,29 @@
 The tests' products are so small that a second thread costs more than it brings.
 """
 
+import hashlib
 import os
+import zlib
 
 import common
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 common.wait_gently()
 
+import numpy as np
 import pytest
+import torch
 
 import drawings
 import evaluate
+import features
 
 
 @pytest.fixture(autouse=True)
 def few_resamples(request, monkeypatch):
-    """The interval that small runs report takes longer than they do: coarse ones, but in the tests
-    of intervals themselves."""
-    if request.module.__name__ not in ("test_evaluate", "evaluate"):
+    """The interval that small runs report takes longer than they do: coarse ones, but in
+    evaluate.py's own examples."""
+    if request.module.__name__ != "evaluate":
         monkeypatch.setattr(evaluate, "RESAMPLES", 20)
 
 
@@ -33,3 +38,32 @@ def drawn(tmp_path_factory):
         patch.setattr(drawings, "IMAGES", dict(train=16, seen=3, unseen=6))
         drawings.ensure(root / "shapes")
     return root
+
+
+def golden_parameter(name, like):
+    """A parameter by the golden recipe; BatchNorm's counter, which it does not name, as it is."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    shape = tuple(like.shape)
+    if name.endswith("num_batches_tracked"):
+        return like
+    if name.endswith("running_var") or name.endswith("weight") and len(shape) == 1:
+        value = random.uniform(0.5, 1.5, shape)
+    elif name.endswith(("running_mean", "bias")):
+        value = random.uniform(-0.1, 0.1, shape)
+    else:
+        deviation = np.sqrt(2 / np.prod(shape[1:])) if len(shape) == 4 else 0.01
+        value = random.standard_normal(shape) * deviation
+    return torch.from_numpy(value.astype(np.float32))
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """A file as published: torchvision's state dict with its classifier; its name ends in its
+    hash."""
+    like = features.resnet18().state_dict()
+    like["fc.weight"] = torch.zeros(1000, 512)
+    like["fc.bias"] = torch.zeros(1000)
+    path = tmp_path_factory.mktemp("weights") / "small.pth"
+    torch.save({name: golden_parameter(name, value) for name, value in like.items()}, path)
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    return path.rename(path.with_name(f"resnet18-{digits}.pth"))

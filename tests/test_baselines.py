@@ -216,17 +216,13 @@ class Mine(baselines.Apart):
         self.config["scale"] = scale
 
 
-def test_a_model_of_ones_own_is_a_class_and_a_line(toy, tmp_path, monkeypatch):
+def test_settings_of_a_model_of_ones_own(toy, tmp_path, monkeypatch):
+    """What DEFAULTS has goes to the constructor and to the training, and an option before it."""
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
-    options = ["--model", "mine", "--vectors", "random"]
-    whole = run(toy, tmp_path / "whole", *options, "--epochs", 4)
-    run(toy, tmp_path / "part", *options, "--epochs", 2)
-    part = run(toy, tmp_path / "part", *options, "--epochs", 4, "--resume")
-    assert whole["test"] == part["test"] and whole["settings"]["scale"] == 1.0
-    # what DEFAULTS has goes to the constructor and to the training, and an option before it
     own = dict(scale=3.0, epochs=30, epoch_steps=9, patience=2, average=0.5)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=own))
-    settings = run(toy, tmp_path / "own", *options, "--scale", 2)["settings"]
+    options = ["--model", "mine", "--vectors", "random", "--scale", 2]
+    settings = run(toy, tmp_path / "own", *options)["settings"]
     assert settings.items() >= (own | dict(scale=2.0, lr=5e-5)).items()
 
 

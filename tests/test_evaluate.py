@@ -457,9 +457,8 @@ def test_what_cannot_be_compared_is_named(change, message):
 
 
 @pytest.fixture
-def saved(tmp_path, monkeypatch):
+def saved(tmp_path):
     """A folder with scores.npz, and what is in it."""
-    monkeypatch.setattr(module, "RESAMPLES", 50)
     scores, target, seen, masks = problem(0, n=60)
     arrays = dict(scores=scores, target=target, seen=seen, **masks)
     np.savez(tmp_path / "scores.npz", **arrays)

@@ -1,7 +1,6 @@
 """From a folder to the table: the files of a run, resuming, that no run removes another, errors,
 probabilities, and the built-in dataset."""
 
-import csv
 import json
 import shlex
 import shutil
@@ -21,6 +20,7 @@ import experiment
 import features as image_features
 import train
 from compcos import CompCos
+from experiment import read_rows as rows_of
 from feasibility import feasibility_scores, hard_mask
 
 @pytest.fixture
@@ -95,12 +95,6 @@ def contents(folder):
     """Every file below a folder but locks, path -> bytes."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def rows_of(path):
-    """The rows of a .csv file."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # ---- the files ----
@@ -366,29 +360,30 @@ def test_runs_without_a_folder_are_numbered(toy, tmp_path, monkeypatch, capsys):
     assert contents(first) == before and Path("runs/toy-compcos-closed/best.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["last.pt", "scores.npy", "metrics.json"])
-def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys, name):
+def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
     """The error names the file, what was there stays, and --resume makes the rest, also the scores
     anew, which are there."""
-    out = run(toy, tmp_path / "run", "--save-scores", "--epochs", 2)
+    begun = run(toy, tmp_path / "begun", "--save-scores", "--epochs", 2)
     whole = run(toy, tmp_path / "whole", "--save-scores")
-    before = contents(out)
+    before = contents(begun)
     replace = common.os.replace
+    for name in ("last.pt", "scores.npy", "metrics.json"):
+        out = shutil.copytree(begun, tmp_path / name)
 
-    def fill_up(part, path):
-        if path.name == name:
-            raise OSError(28, "No space left on device")
-        replace(part, path)
+        def fill_up(part, path):
+            if path.name == name:
+                raise OSError(28, "No space left on device")
+            replace(part, path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(common.os, "replace", fill_up)
-        error = refusal(capsys, toy, out, "--resume")
-    assert f"cannot write {out / name}: No space left on device" in error
-    assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
-    run(toy, out, "--resume")
-    for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
-        assert (out / file).read_bytes() == (whole / file).read_bytes()
-    assert numbers(out) == numbers(whole)
+        with monkeypatch.context() as patch:
+            patch.setattr(common.os, "replace", fill_up)
+            error = refusal(capsys, toy, out, "--resume")
+        assert f"cannot write {out / name}: No space left on device" in error
+        assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
+        run(toy, out, "--resume")
+        for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
+            assert (out / file).read_bytes() == (whole / file).read_bytes()
+        assert numbers(out) == numbers(whole)
 
 
 # ---- what is wrong ----

@@ -3,7 +3,6 @@ weights, devices."""
 
 import hashlib
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +13,12 @@ from PIL import Image, ImageOps
 import data
 import drawings
 import features
+from conftest import golden_parameter
 
 HERE = Path(__file__).parent
 GOLDEN = np.load(HERE / "data/resnet18.npz")
 IMAGES = [HERE / "data/images" / name for name in GOLDEN["files"]]
 TURNED = HERE / "data/images/exif_rotated.jpg"
-
-
-def golden_parameter(name, like):
-    """A parameter by the golden recipe; BatchNorm's counter, which it does not name, as it is."""
-    random = np.random.default_rng(zlib.crc32(name.encode()))
-    shape = tuple(like.shape)
-    if name.endswith("num_batches_tracked"):
-        return like
-    if name.endswith("running_var") or name.endswith("weight") and len(shape) == 1:
-        value = random.uniform(0.5, 1.5, shape)
-    elif name.endswith(("running_mean", "bias")):
-        value = random.uniform(-0.1, 0.1, shape)
-    else:
-        deviation = np.sqrt(2 / np.prod(shape[1:])) if len(shape) == 4 else 0.01
-        value = random.standard_normal(shape) * deviation
-    return torch.from_numpy(value.astype(np.float32))
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A file as published: torchvision's state dict with its classifier; its name ends in its
-    hash."""
-    like = features.resnet18().state_dict()
-    like["fc.weight"] = torch.zeros(1000, 512)
-    like["fc.bias"] = torch.zeros(1000)
-    path = tmp_path_factory.mktemp("weights") / "small.pth"
-    torch.save({name: golden_parameter(name, value) for name, value in like.items()}, path)
-    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    return path.rename(path.with_name(f"resnet18-{digits}.pth"))
 
 
 def mean_colour(batch):

@@ -26,10 +26,6 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_no_line_is_wide():
-    assert not [line for line in README.splitlines() if len(line) > 100 and "](" not in line]
-
-
 def test_pythons_examples_run(capsys):
     first, *others = blocks("python")
     exec(first, {})
@@ -150,7 +146,7 @@ def test_the_recipe_for_timm_and_open_clip(tmp_path, monkeypatch):
 
 
 def test_the_notebook_runs(drawn, tmp_path, monkeypatch):
-    """From top to bottom, with three epochs in place of forty."""
+    """From top to bottom, with one epoch in place of many."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
@@ -159,6 +155,6 @@ def test_the_notebook_runs(drawn, tmp_path, monkeypatch):
     names = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            source = "".join(cell["source"]).replace("epochs=40", "epochs=3").replace('"10"', '"2"')
+            source = "".join(cell["source"]).replace("epochs=40", "epochs=1").replace('"10"', '"1"')
             exec(compile(source, "compcos.ipynb", "exec"), names)
     assert (tmp_path / "runs/photos-run/best.pt").exists()

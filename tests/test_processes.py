@@ -39,14 +39,16 @@ def start(commands, folder):
 
 
 def finish(running):
-    """(exit status, stdout, stderr) of what was started; it is ended if it takes too long."""
-    try:
-        out, error = running.communicate(timeout=PATIENCE)
-        return running.returncode, out, error
-    finally:
-        for pid in workers(running.pid):
-            os.kill(pid, signal.SIGKILL)
-        running.kill()
+    """(exit status, stdout, stderr) of what was started."""
+    out, error = running.communicate(timeout=PATIENCE)
+    return running.returncode, out, error
+
+
+def end(running):
+    """Leave nothing behind of what was started."""
+    for pid in workers(running.pid):
+        os.kill(pid, signal.SIGKILL)
+    running.kill()
 
 
 def wait_for(path, running):
@@ -124,26 +126,37 @@ def toy(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def job(toy, tmp_path_factory):
-    """(folder, exit status, stdout, stderr) of two processes that have done there all that
-    two_processes.py does, until an interrupt in the midst of its last training."""
+def jobs(toy, tmp_path_factory):
+    """(folder, exit status, stdout, stderr) of two jobs of two processes each, which start at once.
+
+    The first has done there all that two_processes.py does, until an interrupt in the midst of its
+    last training; of the second, which has only that to do, a process was killed.
+    """
     folder = tmp_path_factory.mktemp("done")
+    other = tmp_path_factory.mktemp("killed")
     commands = dict(
         wrong=compcos_options(toy, "--features", "nowhere.npz"),
         seeds=seeds_options(toy, folder),
         one=compcos_options(toy),
         report=["reproduce.py", "--dataset", toy, "--seed", 0, "--only", "masking", "--device",
                 "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"])
-    running = start(commands | endless_job(toy, folder / "endless"), folder)
-    wait_for(folder / "endless/last.pt", running)
-    running.send_signal(signal.SIGINT)
-    return folder, *finish(running)
+    interrupted = start(commands | endless_job(toy, folder / "endless"), folder)
+    killed = start(endless_job(toy, other / "endless"), other)
+    try:
+        wait_for(other / "endless/last.pt", killed)
+        os.kill(max(workers(killed.pid)), signal.SIGKILL)
+        wait_for(folder / "endless/last.pt", interrupted)
+        interrupted.send_signal(signal.SIGINT)
+        return (folder, *finish(interrupted)), (other, *finish(killed))
+    finally:
+        end(interrupted)
+        end(killed)
 
 
 @pytest.fixture(scope="module")
-def done(job):
-    """The folder of `job`."""
-    return job[0]
+def done(jobs):
+    """The folder of the first job."""
+    return jobs[0][0]
 
 
 def said_by(done, name):
@@ -207,20 +220,17 @@ def test_what_all_find_wrong_is_said_once(done):
 # ---- how they end ----
 
 
-def test_interrupt_ends_all_and_keeps_the_epochs(job):
-    folder, status, out, error = job
+def test_interrupt_ends_all_and_keeps_the_epochs(jobs):
+    folder, status, out, error = jobs[0]
     assert status != 0 and out == ""
     assert error.count("stopped: ") == 1
     assert (folder / "endless/last.pt").exists()
 
 
-def test_a_process_that_dies_ends_all(toy, tmp_path):
+def test_a_process_that_dies_ends_all(toy, jobs):
     """The first one says so and keeps the last epoch; one process goes on from there."""
-    out = tmp_path / "out"
-    running = start(endless_job(toy, out), tmp_path)
-    wait_for(out / "last.pt", running)
-    os.kill(max(workers(running.pid)), signal.SIGKILL)
-    status, _, error = finish(running)
+    folder, status, _, error = jobs[1]
+    out = folder / "endless"
     assert status != 0 and error.count("keeps the last whole epoch") == 1, error
     epoch = torch.load(out / "last.pt", weights_only=True)["epoch"]
     run_one(compcos_options(toy, "--out", out, "--epochs", epoch + 1, "--resume"))

@@ -15,6 +15,7 @@ import common
 import compcos
 import data
 import experiment
+import features
 import train
 from compcos import CompCos, Members, predict_images
 from test_compcos import Edited
@@ -36,8 +37,6 @@ def test_a_folder_gets_the_strong_recipe(monkeypatch):
     assert paper["recipe"] == "paper" and paper["scale"] == 20.0 and paper["unit_images"]
     for name in ("epochs", "warmup", "patience"):
         assert strong[name] == paper[name]
-    named = compcos.defaults()["utzappos"]
-    assert (named["recipe"], named["scale"], named["epochs"]) == ("paper", 50.0, 300)
     assert compcos.defaults("strong")["utzappos"] == strong | dict(vectors=["word2vec"])
     monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(scal=50.0, epochs=100))
     with pytest.raises(ValueError, match="the defaults of 'birds' set scal: expected .* scale"):
@@ -55,16 +54,11 @@ def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
     model = CompCos.load(whole / "best.pt")
     assert isinstance(model, Members) and len(model.members) == 2
     dataset = data.load(str(toy))
-    scores = model(features_of(toy, dataset.images["test"])).detach().flatten(1)
+    test = torch.as_tensor(features.load_features(dataset)[1]["test"])
+    scores = model(test).detach().flatten(1)
     np.testing.assert_allclose(scores, np.load(whole / "scores.npy"), atol=1e-5)
     rho = model.feasibility(dataset.seen)
     np.testing.assert_allclose(rho, model.checkpoint["feasibility"], atol=1e-6)
-
-
-def features_of(toy, images):  # noqa: F811
-    stored = data.read_features(toy / "features.npz")
-    rows = {name: row for row, name in enumerate(stored["files"])}
-    return torch.as_tensor(stored["features"][[rows[image] for image in images]])
 
 
 def test_a_new_parameter_is_trained_saved_and_loaded(toy, tmp_path, monkeypatch):  # noqa: F811
@@ -74,8 +68,8 @@ def test_a_new_parameter_is_trained_saved_and_loaded(toy, tmp_path, monkeypatch)
         out = run(toy, tmp_path / "run", "--save-scores")
         model = Edited.load(out / "best.pt")
         assert model.of_scores.item() != 1 and model.of_loss.item() != 1
-        test = data.load(str(toy)).images["test"]
-        scores = model(features_of(toy, test)).detach().flatten(1)
+        test = features.load_features(data.load(str(toy)))[1]["test"]
+        scores = model(torch.as_tensor(test)).detach().flatten(1)
         np.testing.assert_allclose(scores, np.load(out / "scores.npy"), atol=1e-5)
     with pytest.raises(ValueError, match="best.pt.*of_scores.*train anew") as raised:
         CompCos.load(out / "best.pt")
@@ -231,7 +225,6 @@ def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
     names = {}
     exec(examples()[1], names)
     assert baselines.MODELS["mine"] is names["Mine"]
-    assert names["Mine"].__bases__ == (baselines.Compared,)
     common_options = ["--dataset", str(toy), "--device", "cpu", "--out"]
     for out, epochs, more in (("whole", 4, []), ("part", 2, []), ("part", 4, ["--resume"])):
         options = ["--model", "mine", "--epochs", str(epochs), *more]
