@@ -17,7 +17,6 @@ import re
 import struct
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -351,43 +350,40 @@ FASTTEXT_BEGINS = struct.pack("<i", 793712314)
 HEADER = struct.Struct("<4x2i24x4i12x2i12xq")  # what is of no use here is passed over
 
 
-class FastTextHeader(NamedTuple):
-    """The numbers of use at the head of a fastText model, in the file's order."""
-
-    version: int
-    dim: int  # D
-    model: int  # 1 CBOW, 2 skipgram, 3 a classifier
-    buckets: int  # rows that all n-grams share, by their hash
-    shortest: int  # letters of an n-gram
-    longest: int
-    entries: int  # of the dictionary: words, then labels
-    words: int
-    pruned: int  # of a model that was cut down: how many n-grams it kept; else -1
-
-
 def _read_fasttext(file, wanted):
     """A fastText model, versions 11 and 12: header, dictionary, then the matrix's rows needed.
 
     A word's vector is the mean of its own row (if the dictionary has it) and those of its n-grams.
     -> {word: vector (D,)}, D.
     """
-    header = FastTextHeader(*HEADER.unpack(_take(file, HEADER.size)))
-    if header.version not in (11, 12) or header.model == 3:
-        raise ValueError(f"version {header.version} of fastText's format, model {header.model}: "
-                         "expected version 11 or 12, and no classifier (3)")
+    # n-grams of `shortest` to `longest` letters share `buckets` rows, by their hash. Of the
+    # dictionary's entries the first ones are words, then come labels. `pruned` is, of a model that
+    # was cut down, how many n-grams it kept, else -1.
+    (version, dim, model, buckets, shortest, longest,
+     entry_count, word_count, pruned) = HEADER.unpack(_take(file, HEADER.size))
+    if version not in (11, 12) or model == 3:
+        raise ValueError(f"version {version} of fastText's format, model {model}: expected version "
+                         "11 or 12, and no classifier (3)")
 
     # The dictionary: each word, a zero byte, its count (int64) and its type (int8).
-    entries, length = _scan(file, wanted, header.entries, end=b"\0", size=9)
+    entries, length = _scan(file, wanted, entry_count, end=b"\0", size=9)
     file.seek(HEADER.size + length)
-    if header.pruned > 0 or _take(file, 1) != b"\0":
+    if pruned > 0 or _take(file, 1) != b"\0":
         raise ValueError("the fastText model is quantised (.ftz): take the full .bin")
 
     # The matrix: a row for each word, then one for each bucket of n-grams.
     rows, width = struct.unpack("<2q", _take(file, 16))
-    if width != header.dim or rows < header.words + header.buckets:
+    if width != dim or rows < word_count + buckets:
         raise ValueError(f"its matrix is {rows} x {width}")
     start = file.tell()
-    rows_of = {word: _fasttext_rows(word, entries.get(word), header) for word in wanted}
+    rows_of = {}
+    for word in wanted:
+        number, _ = entries.get(word, (word_count, None))
+        rows_of[word] = [number] if number < word_count else []
+        # Phrases are not made up from n-grams, their parts are.
+        if rows_of[word] or not re.search(r"[_.]", word):
+            for hashed in _ngram_hashes(f"<{word}>", shortest, longest):
+                rows_of[word].append(word_count + hashed % buckets)
     matrix = {}
     for row in sorted(set().union(*rows_of.values())):  # ascending, for gzip cannot go back
         file.seek(start + row * 4 * width)
@@ -397,19 +393,7 @@ def _read_fasttext(file, wanted):
     for word, rows in rows_of.items():
         if rows:
             found[word] = np.mean([matrix[row] for row in rows], axis=0)
-    return found, header.dim
-
-
-def _fasttext_rows(word, entry, header):
-    """The matrix's rows whose mean is the word's vector; entry: the dictionary's, or None."""
-    rows = []
-    if entry is not None and entry[0] < header.words:  # the others are labels
-        rows.append(entry[0])
-    elif re.search(r"[_.]", word):
-        return []  # phrases are not made up from n-grams, their parts are
-    for hashed in _ngram_hashes(f"<{word}>", header.shortest, header.longest):
-        rows.append(header.words + hashed % header.buckets)
-    return rows
+    return found, dim
 
 
 def _take(file, size):
