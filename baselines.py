@@ -71,17 +71,12 @@ class Compared(nn.Module):
 
 
 class Negatives(nn.Module):
-    """Draws training compositions other than the truth, of those that `seen` (S,O) bool marks.
-
-    ValueError: fewer than two are seen.
-    """
+    """Draws training compositions other than the truth, of those that `seen` (S,O) bool marks, two
+    or more."""
 
     def __init__(self, seen):
         super().__init__()
         seen = torch.as_tensor(seen, dtype=torch.bool).flatten()
-        if seen.sum() < 2:
-            raise ValueError(f"{int(seen.sum())} training compositions: at least 2 are needed to "
-                             "draw a negative")
         self.compositions = nn.Buffer(seen.nonzero().squeeze(1), persistent=False)  # (P,)
         self.place = nn.Buffer(seen.cumsum(0) - 1, persistent=False)    # (C,) in that list
 

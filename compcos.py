@@ -337,7 +337,21 @@ class Members(nn.Module):
 
     def loss(self, features, target):
         """The sum of the members' losses: the gradient of each is what it would be alone."""
-        return sum(member.loss(features, target) for member in self.members)
+        if features.device.type != "cuda":
+            return sum(member.loss(features, target) for member in self.members)
+        # On streams of their own the members' small kernels share the GPU.
+        main = torch.cuda.current_stream()
+        losses = []
+        for member in self.members:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                loss = member.loss(features, target)
+            losses.append((stream, loss))
+        for stream, loss in losses:
+            main.wait_stream(stream)
+            loss.record_stream(main)  # else its memory may be used again while it is read here
+        return sum(loss for _, loss in losses)
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""

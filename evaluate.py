@@ -275,10 +275,10 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
 
 # How it does so: from scores to what is kept of an image.
 
+THREADS = min(4, os.cpu_count() or 1)  # more only wait for memory
 # Bytes of scores at a time: they stay in the cache between the passes over them. In smaller blocks
 # the passes are so short that the threads wait for each other between them.
-BLOCK = 1 << 22
-THREADS = min(4, os.cpu_count() or 1)  # more only wait for memory
+BLOCK = (8 << 20) // max(THREADS, 2)
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 
 # The columns of what is kept of an image, see _decisive. Composition, state and object have two

@@ -48,12 +48,6 @@ def test_numbers_are_taken_within_their_limits(value, limits, fits):
         parse(str(value))
 
 
-def test_whole_numbers_are_whole():
-    assert common.number(int, least=1)("3") == 3
-    with pytest.raises(argparse.ArgumentTypeError):
-        common.number(int, least=1)("1.5")
-
-
 # ---- progress ----
 
 

@@ -5,6 +5,7 @@ import gzip
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,7 @@ def test_masks_keep_the_seen_and_split_the_unseen():
 def test_combination_is_convex_and_passes_over_what_is_unknown():
     mixed = F.combine(np.array([[0.2, 0.4]]), np.array([[-1, np.nan]]), weight=0.25)
     np.testing.assert_allclose(mixed, [[0.75 * 0.2 - 0.25, 0.4]])
+    assert F.combine([[0.2]], [[1.0]], weight=0) == 0.2 and F.combine([[0.2]], [[1]], weight=1) == 1
     for external, weight in ((3, 0.5), (1, 1.5), (1, -0.5)):
         with pytest.raises(ValueError, match=f"weight {weight} must be"):
             F.combine([[0.2]], [[external]], weight=weight)
@@ -171,6 +173,7 @@ HALF = np.full((3, 3), 0.5)
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN[1:]), r"seen is bool \(2, 3\)"),
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN * 1), "seen is int64"),
     (F.feasibility_scores, (STATE_VECTORS, OBJECT_VECTORS, SEEN & ~SEEN), "no composition is seen"),
+    (partial(F.feasibility_scores, mix="median"), (STATE_VECTORS, OBJECT_VECTORS, SEEN), "median"),
     (F.auroc, (HALF, SEEN, SEEN[1:]), r"among is bool \(2, 3\)"),
 ])
 def test_bad_arrays_are_named(function, arguments, message):
