@@ -47,7 +47,7 @@ def some(names, most=5):
     >>> some("abcdefg", most=3)
     'a, b, c and 4 more'
     """
-    names = [str(name) for name in names]
+    names = list(map(str, names))
     text = ", ".join(names[:most])
     if len(names) > most:
         text += f" and {len(names) - most:,} more"

@@ -118,7 +118,10 @@ def receive(url, file, timeout):
     part = file.with_name(f".{file.name}.{size}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size if size and part.exists() else 0
-    ensure_room(file.parent, 2 * size - have)  # the archive, and what it unpacks to at least
+    need = 2 * size - have  # the archive, and what it unpacks to at least
+    free = shutil.disk_usage(file.parent).free
+    if free < need:
+        raise OSError(f"{file.parent}: {need:,} bytes are needed, {free:,} are free")
     if have < size or size == 0:
         with ask(url, timeout, Range=f"bytes={have}-") as answer:
             is_rest = answer.status == 206  # else it is the whole
@@ -133,13 +136,6 @@ def receive(url, file, timeout):
         raise ValueError(f"{url} gave no archive (it begins {start!r}): see it in a browser, and "
                          f"save the archive as {file}")
     os.replace(part, file)
-
-
-def ensure_room(folder, need):
-    """OSError unless the disk of `folder` has `need` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise OSError(f"{folder}: {need:,} bytes are needed, {free:,} are free")
 
 
 def ask(url, timeout, **headers):

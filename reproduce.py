@@ -154,6 +154,8 @@ def attempt(job):
         print(f"$ {shlex.join(job.arguments)}", flush=True)
         try:
             job.module.main.__wrapped__(job.arguments)  # not the command, so that errors come here
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped: the same command goes on from here") from None
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=file)
             return f"failed ({common.reason(error)}), see {file.name}"

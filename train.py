@@ -380,9 +380,8 @@ def check_training(model, features, targets):
     """ValueError for what training cannot use. Targets are looked at here once, and not in steps.
     """
     composition_count = len(model.states) * len(model.objects)
-    if not len(features) or len(features) != len(targets):
-        raise ValueError(f"{len(features)} images and {len(targets)} targets: expected as many, "
-                         "one or more")
+    if len(features) != len(targets):
+        raise ValueError(f"{len(features)} images and {len(targets)} targets: expected as many")
     if targets.min() < 0 or targets.max() >= composition_count:
         raise ValueError(f"targets of {targets.min()} to {targets.max()}: expected s * O + o, 0 "
                          f"to {composition_count - 1}")
