@@ -6,7 +6,6 @@ shared space, F features, K members. A composition (s, o) has the index s * O + 
 """
 
 import argparse
-import glob
 import warnings
 from pathlib import Path
 
@@ -504,28 +503,11 @@ def as_features(model, features):
     expected = model.config["feature_dim"]
     if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
         raise ValueError(f"features {tuple(features.shape)}: expected (N, {expected}), all finite")
-    if checkpoint and are_of_another_kind(features, checkpoint):
+    if checkpoint and image_features.are_of_another_kind(features, checkpoint):
         warnings.warn("these features lie far from those that the model was trained on, as those "
                       "of another backbone do, or features divided by their length: the answers "
                       "and their probabilities may be wrong", stacklevel=2)
     return features
-
-
-def are_of_another_kind(features, checkpoint):
-    """Whether features (N, F) lie far from training's, by their mean and variance (F,).
-
-    Of the same kind, the mean of (x - mean)² / variance over numbers and images is about 1: 0.9 to
-    1.1 for the validation and test images of fashion, textures and the built-in data, at most 1.9
-    for those of one object, at most 3.7 for a single one; with the numbers in another order 1.9
-    to 4. The mean of x² is at least 0.36 of that in training; of images divided by their length, it
-    is 0.003.
-    """
-    mean = checkpoint["feature_mean"].to(features)
-    variance = checkpoint["feature_std"].to(features).square()
-    variance += 1e-3 * variance.mean()  # what hardly varied in training tells little
-    distance = ((features - mean).square() / variance).mean()
-    size = features.square().mean() / (mean.square() + variance).mean()
-    return bool(distance > 1.7 + 2.8 / len(features) ** 0.5 or size < 0.2)
 
 
 def predict_images(model, images, features=None, *, top=5, candidates="open_masked"):
@@ -560,50 +542,6 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     return rows
 
 
-def find_images(arguments):
-    """The image files that files, patterns and folders name, each once, in order. What of a folder
-    is no photo is said, and what a pattern such as `new/*.jpg` leaves beside its photos."""
-    found = []
-    for argument in arguments:
-        matches = []
-        if not Path(argument).exists():  # a pattern that the shell left as it is
-            matches = sorted(glob.glob(str(argument)))
-        for path in map(Path, matches or [argument]):
-            if path.is_dir():
-                photos, left_out = data.photo_files(path)
-                found += [path / photo for photo in photos]
-                if left_out:
-                    print(f"note: {path}: {data.what_stayed_out(left_out)}")
-            else:  # a missing file is named, with all others, when it is opened
-                found.append(path)
-    if not found:
-        raise ValueError(f"no image in {common.some(arguments)}")
-    suffixes = data.photo_suffixes()
-    endings = {path.suffix for path in found}
-    left = []
-    for folder in {path.parent for path in found if path.exists()}:
-        left += [path for path in folder.iterdir()
-                 if path.suffix.lower() in suffixes and path.suffix not in endings]
-    if left and len(found) > 1:
-        print(f"note: photos beside these with other endings are left: {common.some(sorted(left))}")
-    return list(map(str, dict.fromkeys(found)))
-
-
-def images_and_features(checkpoint, options):
-    """(images, features (N, F)) of the file --features, or of --predict; --skip-broken leaves out
-    photos that cannot be read."""
-    if options.features:
-        stored = data.read_features(options.features)
-        return stored["files"], stored["features"]
-    images = np.array(find_images(options.predict))
-    features = image_features.features_like(checkpoint["settings"], images, options.device,
-                                            options.weights, options.skip_broken)
-    is_whole = np.isfinite(features).all(1)
-    if not is_whole.all():
-        print(f"note: broken and left out: {common.some(images[~is_whole])}")
-    return images[is_whole], features[is_whole]
-
-
 def print_predictions(options):
     """Predict for the command line: print the best compositions of each image, or write --csv."""
     if not options.checkpoint or bool(options.predict) == bool(options.features):
@@ -612,7 +550,9 @@ def print_predictions(options):
     if options.csv:
         common.check_writable(options.csv.parent, "--csv")
     model = CompCos.load(options.checkpoint, options.device)
-    images, features = images_and_features(model.checkpoint, options)
+    images, features = image_features.images_and_features(
+        model.checkpoint["settings"], options.predict, options.features, device=options.device,
+        weights=options.weights, skip_broken=options.skip_broken)
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
         common.write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])

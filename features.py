@@ -6,6 +6,7 @@ Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (hei
 """
 
 import copy
+import glob
 import hashlib
 import itertools
 import os
@@ -320,6 +321,9 @@ def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess
     return np.stack([rows.get(path, nan) for path in paths])
 
 
+# ---- features of further photos ------------------------------------------------------------------
+
+
 def features_like(settings, paths, device="auto", weights=None, skip_broken=False):
     """Features (N,F) of image files, made as those that a run's settings tell of.
 
@@ -339,6 +343,69 @@ def features_like(settings, paths, device="auto", weights=None, skip_broken=Fals
                          "the same kind (--features FILE; to predict() an array)")
     return extract(paths, backbone=kind or load_backbone(weights), device=device,
                    upright=upright, skip_broken=skip_broken)
+
+
+def find_images(arguments):
+    """The image files that files, patterns and folders name, each once, in order. What of a folder
+    is no photo is said, and what a pattern such as `new/*.jpg` leaves beside its photos."""
+    found = []
+    for argument in arguments:
+        matches = []
+        if not Path(argument).exists():  # a pattern that the shell left as it is
+            matches = sorted(glob.glob(argument))
+        for path in map(Path, matches or [argument]):
+            if path.is_dir():
+                photos, left_out = data.photo_files(path)
+                found += [path / photo for photo in photos]
+                if left_out:
+                    print(f"note: {path}: {data.what_stayed_out(left_out)}")
+            else:  # a missing file is named, with all others, when it is opened
+                found.append(path)
+    if not found:
+        raise ValueError(f"no image in {common.some(arguments)}")
+    suffixes = data.photo_suffixes()
+    endings = {path.suffix for path in found}
+    left = []
+    for folder in {path.parent for path in found if path.exists()}:
+        left += [path for path in folder.iterdir()
+                 if path.suffix.lower() in suffixes and path.suffix not in endings]
+    if left and len(found) > 1:
+        print(f"note: photos beside these with other endings are left: {common.some(sorted(left))}")
+    return list(map(str, dict.fromkeys(found)))
+
+
+def images_and_features(settings, arguments, file=None, **how):
+    """(images, features (N, F)) of a file of features, or of the photos that `arguments` name.
+
+    settings, how: as of `features_like`; with its skip_broken, photos that cannot be read are left
+    out.
+    """
+    if file:
+        stored = data.read_features(file)
+        return stored["files"], stored["features"]
+    images = np.array(find_images(arguments))
+    features = features_like(settings, images, **how)
+    is_whole = np.isfinite(features).all(1)
+    if not is_whole.all():
+        print(f"note: broken and left out: {common.some(images[~is_whole])}")
+    return images[is_whole], features[is_whole]
+
+
+def are_of_another_kind(features, checkpoint):
+    """Whether features (N, F) lie far from training's, by their mean and variance (F,).
+
+    Of the same kind, the mean of (x - mean)² / variance over numbers and images is about 1: 0.9 to
+    1.1 for the validation and test images of fashion, textures and the built-in data, at most 1.9
+    for those of one object, at most 3.7 for a single one; with the numbers in another order 1.9
+    to 4. The mean of x² is at least 0.36 of that in training; of images divided by their length, it
+    is 0.003.
+    """
+    mean = checkpoint["feature_mean"].to(features)
+    variance = checkpoint["feature_std"].to(features).square()
+    variance += 1e-3 * variance.mean()  # what hardly varied in training tells little
+    distance = ((features - mean).square() / variance).mean()
+    size = features.square().mean() / (mean.square() + variance).mean()
+    return bool(distance > 1.7 + 2.8 / len(features) ** 0.5 or size < 0.2)
 
 
 # ---- the cache -----------------------------------------------------------------------------------

@@ -112,18 +112,18 @@ def test_images_that_files_and_folders_name(tmp_path, capsys):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     paths = [str(tmp_path / name) for name in names]
-    assert compcos.find_images([paths[0], str(tmp_path / "new"), paths[1]]) == paths[:3]
+    assert features.find_images([paths[0], str(tmp_path / "new"), paths[1]]) == paths[:3]
     printed = capsys.readouterr().out
     assert "notes.doc" in printed and "endings" not in printed
     taken = [tmp_path / "new/d.jpg", tmp_path / "new/e.jpg"]
     for path in taken:
         path.touch()
-    assert compcos.find_images([tmp_path / "new/*.jpg"]) == list(map(str, taken))
+    assert features.find_images([f"{tmp_path}/new/*.jpg"]) == list(map(str, taken))
     printed = capsys.readouterr().out
     assert "with other endings" in printed and "b.JPG" in printed and "notes.doc" not in printed
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no image in"):
-        compcos.find_images([tmp_path / "empty"])
+        features.find_images([f"{tmp_path}/empty"])
 
 
 # ---- what ends a training ----
