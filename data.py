@@ -20,6 +20,7 @@ import itertools
 import os
 import re
 import zipfile
+import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,6 +83,11 @@ class Dataset(NamedTuple):
         allowed = self.seen
         allowed[tuple(self.pairs[phase].T)] = True
         return allowed.ravel()
+
+    @property
+    def compositions(self):
+        """`state object` of every composition, S*O texts in the order s*O + o."""
+        return [f"{state} {object_}" for state in self.states for object_ in self.objects]
 
     @property
     def every_image(self):
@@ -497,6 +503,14 @@ def read_features(path):
                 if (row != row_of[name]).any():
                     raise ValueError(f"several rows that differ for {name}")
     return {**stored, "files": files, "features": features}
+
+
+def checksum(dataset, vectors, features):
+    """A number by which --resume notices that the data changed."""
+    content = zlib.crc32(repr((dataset.states, dataset.objects)).encode())
+    for array in (dataset.seen, vectors, *features.values(), *dataset.targets.values()):
+        content = zlib.crc32(np.ascontiguousarray(array), content)
+    return content
 
 
 # ---- own photos ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import json
 import math
 import platform
 import shlex
-import zlib
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,17 +26,16 @@ import drawings
 import features as image_features
 import words
 from evaluate import accuracy_at, threshold_sweep
-from feasibility import auroc, hard_mask, write_csv
-from train import check_model, chunks, fit, index_pairs, selection, sweep
+from feasibility import auroc, greatest_threshold, hard_mask, write_csv
+from train import (check_model, chunks, fit, fit_temperature, index_pairs, selection,
+                   sweep)
 
 RUNS = Path("runs")  # where the results go without --out
 RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
 FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
           "epoch_steps")  # the settings that `fit` takes, where a recipe has them
-HIDDEN_SHARE = 0.05      # of the unseen that can exist: what the mask may be expected to hide
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
-WIDEST = 100             # times the mean deviation of an image's scores: the greatest temperature
 
 
 # ---- candidates ----
@@ -67,21 +65,6 @@ def unseen_shown(target, seen):
 
 
 # ---- the threshold of the hard mask ----
-
-
-def greatest_threshold(unseen_feasibility):
-    """The greatest τ expected to hide at most 5 % of what can exist; -inf: too little to tell.
-
-    unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
-    k-th smallest of these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal
-    bound: if another composition that exists is drawn as these were, its rank among the n + 1 is
-    uniform, so it lies below the k-th smallest of the n with a chance of at most k / (n + 1) <=
-    0.05.
-    """
-    rank = math.floor(HIDDEN_SHARE * (len(unseen_feasibility) + 1) + 1e-9)
-    if rank < 1:
-        return -math.inf
-    return np.sort(unseen_feasibility)[rank - 1]
 
 
 @torch.no_grad()
@@ -162,33 +145,6 @@ def ranked_scores(model, features, target, seen, candidates, bias):
         place = np.where(mask, np.cumsum(mask) - 1, -1)[target[chosen]]
         ranked = scores[:, torch.as_tensor(columns)] + offset
         yield name, ranked, torch.as_tensor(place, device=scores.device)
-
-
-@torch.no_grad()
-def fit_temperature(scores, target):
-    """T > 0 with which softmax(scores / T) gives the truths the greatest likelihood (temperature
-    scaling), a float; 1 where the scores of no image differ.
-
-    scores (N, P), target (N,) columns. One more image is counted to which every answer is equally
-    right, so that T is above 0 even where the truth always has the greatest score.
-    """
-    unit = scores.std(1, correction=0).mean()  # nan: no image
-    if not unit > 0:
-        return 1.0
-    # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
-    # that the softmax expects less that of the truths, grows with b: halve where it is 0.
-    of_truth = scores.gather(1, target[:, None]).mean()
-    wanted = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
-    low = 1 / unit / WIDEST
-    high = 1 / unit * WIDEST
-    for _ in range(16):  # to 1.4e-4
-        sharpness = (low * high).sqrt()  # b
-        expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
-        if expected < wanted:
-            low = sharpness
-        else:
-            high = sharpness
-    return float(1 / sharpness)
 
 
 # ---- measuring ----
@@ -464,7 +420,7 @@ def next_step(prepared, run):
 def write_answers(out, dataset, tested, bias):
     """What the test shows at the biases fixed on validation: predictions.csv, a test image a row;
     compositions.csv, each tested composition's accuracy; and curves.npz, at every bias."""
-    names = np.array(composition_names(dataset))
+    names = np.array(dataset.compositions)
     seen = dataset.seen.ravel().astype(int)
     target = dataset.targets["test"]
     shown, count = np.unique(target, return_counts=True)
@@ -488,11 +444,6 @@ def write_answers(out, dataset, tested, bias):
     common.write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
     with common.writing(out / "curves.npz", "wb") as file:
         np.savez(file, **curves)
-
-
-def composition_names(dataset):
-    """`state object` of every composition, in the order s * O + o."""
-    return [f"{state} {object_}" for state in dataset.states for object_ in dataset.objects]
 
 
 @torch.no_grad()
@@ -746,7 +697,7 @@ def prepare(options, model, defaults):
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:
         chosen["rivals"] = choose_rivals(dataset)
-    settings |= dict(data_crc32=checksum(dataset, vectors, features), backbone=backbone,
+    settings |= dict(data_crc32=data.checksum(dataset, vectors, features), backbone=backbone,
                      weights=weights, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
     return Prepared(dataset, features, states, objects, device, settings, out, seeds,
@@ -766,11 +717,3 @@ def choose_rivals(dataset):
     print(f"note: validation shows so few unseen compositions ({count}) that the seen alone "
           "compete in training (see --rivals)")
     return "seen"
-
-
-def checksum(dataset, vectors, features):
-    """A number by which --resume notices that the data changed."""
-    content = zlib.crc32(repr((dataset.states, dataset.objects)).encode())
-    for array in (dataset.seen, vectors, *features.values(), *dataset.targets.values()):
-        content = zlib.crc32(np.ascontiguousarray(array), content)
-    return content

@@ -151,6 +151,24 @@ def median_mask(feasibility, seen, *, inverse=False):
     return seen | (~upper if inverse else upper)
 
 
+HIDDEN_SHARE = 0.05  # of the unseen that can exist: what a mask may be expected to hide
+
+
+def greatest_threshold(unseen_feasibility):
+    """The greatest τ expected to hide at most 5 % of what can exist; -inf: too little to tell.
+
+    unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
+    k-th smallest of these, k = ⌊0.05 (n + 1)⌋, and below n = 19 there is none. This is a conformal
+    bound: if another composition that exists is drawn as these were, its rank among the n + 1 is
+    uniform, so it lies below the k-th smallest of the n with a chance of at most k / (n + 1) <=
+    0.05.
+    """
+    rank = int(HIDDEN_SHARE * (len(unseen_feasibility) + 1) + 1e-9)
+    if rank < 1:
+        return -np.inf
+    return np.sort(unseen_feasibility)[rank - 1]
+
+
 def combine(feasibility, external, *, weight):
     """Feasibility with knowledge from elsewhere (a knowledge base, a language model).
 

@@ -411,7 +411,7 @@ def qualitative_text(results):
     if dataset.feasible is not None:
         known = (dataset.feasible | dataset.seen).ravel()
         without = "impossible"
-    known = np.array(experiment.composition_names(dataset))[known]
+    known = np.array(dataset.compositions)[known]
     shares = []
     for runs in zip(results.runs["closed"], results.runs["full"]):
         closed, full = map(answers_of, runs)

@@ -133,6 +133,38 @@ def selection(report):
     return 0.0
 
 
+# ---- probabilities ----
+
+WIDEST = 100  # times the mean deviation of an image's scores: the greatest temperature
+
+
+@torch.no_grad()
+def fit_temperature(scores, target):
+    """T > 0 with which softmax(scores / T) gives the truths the greatest likelihood (temperature
+    scaling), a float; 1 where the scores of no image differ.
+
+    scores (N, P), target (N,) columns. One more image is counted to which every answer is equally
+    right, so that T is above 0 even where the truth always has the greatest score.
+    """
+    unit = scores.std(1, correction=0).mean()  # nan: no image
+    if not unit > 0:
+        return 1.0
+    # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
+    # that the softmax expects less that of the truths, grows with b: halve where it is 0.
+    of_truth = scores.gather(1, target[:, None]).mean()
+    wanted = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
+    low = 1 / unit / WIDEST
+    high = 1 / unit * WIDEST
+    for _ in range(16):  # to 1.4e-4
+        sharpness = (low * high).sqrt()  # b
+        expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
+        if expected < wanted:
+            low = sharpness
+        else:
+            high = sharpness
+    return float(1 / sharpness)
+
+
 # ---- training ----
 
 

@@ -21,7 +21,7 @@ import features as image_features
 import train
 from compcos import CompCos
 from experiment import read_rows as rows_of
-from feasibility import feasibility_scores, hard_mask
+from feasibility import feasibility_scores, greatest_threshold, hard_mask
 
 @pytest.fixture
 def toy(tmp_path):
@@ -229,10 +229,10 @@ def test_threshold_hides_at_most_a_twentieth():
         hidden = []
         for _ in range(4000):
             rho = random.normal(size=n + 1)
-            hidden.append(rho[n] < experiment.greatest_threshold(rho[:n]))
+            hidden.append(rho[n] < greatest_threshold(rho[:n]))
         assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** 0.5
-    assert experiment.greatest_threshold(random.normal(size=18)) == -np.inf
-    assert experiment.greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
+    assert greatest_threshold(random.normal(size=18)) == -np.inf
+    assert greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
 
 
 @pytest.mark.parametrize("shown, distraction, hides", [(20, 0.0, True), (20, -0.5, False),
@@ -438,7 +438,7 @@ def test_temperature_is_the_likeliest():
     for size in (1e-3, 1.0, 300.0):
         scores = size * torch.randn(400, 7, generator=random)
         truth_of_model = (scores / (0.7 * size)).softmax(1).multinomial(1, generator=random)[:, 0]
-        found = experiment.fit_temperature(scores, truth_of_model)
+        found = train.fit_temperature(scores, truth_of_model)
         grid = size * torch.linspace(0.4, 1.2, 801)
         losses = []
         for temperature in grid:
@@ -452,13 +452,13 @@ def test_temperature_at_its_limits():
     """Always right: sure, but not without end. Worse than chance: no answer is likelier. Nothing to
     tell it from: 1."""
     scores = torch.eye(5)
-    right = experiment.fit_temperature(scores, torch.arange(5))
+    right = train.fit_temperature(scores, torch.arange(5))
     # of six images one is equally right for all: (5 + 1/5) / 6 is the share of the truth
     share = (5 + 1 / 5) / 6
     assert float((scores / right).softmax(1)[0, 0]) == pytest.approx(share, abs=1e-4)
-    assert experiment.fit_temperature(scores, (torch.arange(5) + 1) % 5) > 10
-    assert experiment.fit_temperature(torch.ones(3, 4), torch.tensor([0, 1, 2])) == 1.0
-    assert experiment.fit_temperature(torch.zeros(0, 4), torch.arange(0)) == 1.0
+    assert train.fit_temperature(scores, (torch.arange(5) + 1) % 5) > 10
+    assert train.fit_temperature(torch.ones(3, 4), torch.tensor([0, 1, 2])) == 1.0
+    assert train.fit_temperature(torch.zeros(0, 4), torch.arange(0)) == 1.0
 
 
 def test_probabilities_of_the_scores_as_they_are_ranked():
@@ -474,7 +474,7 @@ def test_probabilities_of_the_scores_as_they_are_ranked():
     inside = mask[target]
     ranked = torch.as_tensor(features + np.float32(bias) * ~seen.ravel())[:, mask]
     place = torch.as_tensor(mask.cumsum() - 1)[target]
-    expected = experiment.fit_temperature(ranked[inside], place[inside])
+    expected = train.fit_temperature(ranked[inside], place[inside])
     temperature = experiment.calibrate(*given)["some"]
     assert 0 < inside.sum() < 40 and temperature == pytest.approx(expected, rel=1e-3)
     shares, answers = (ranked / temperature).softmax(1).max(1)
