@@ -14,7 +14,6 @@ replacement.
 """
 
 import argparse
-from pathlib import Path
 
 import common
 
@@ -38,7 +37,7 @@ class Compared(nn.Module):
 
     A model of your own, too, may begin with it: what is left is `loss`, `score` and `config`.
     `states` (S,D) and `objects` (O,D) begin as the word vectors, and are trained or fixed.
-    ValueError: vectors of other shapes or not finite.
+    ValueError: vectors of other shapes.
     """
 
     def __init__(self, state_vectors, object_vectors, *, train_states=True, train_objects=True):
@@ -609,8 +608,6 @@ def main(argv=None):
     for setting in owners().keys() - own_settings(options.model).keys():
         if getattr(options, setting, None) is not None:
             raise ValueError(f"{options.model} has no setting {setting}: leave the option out")
-    if options.feasibility:
-        Path(options.feasibility).stat()  # OSError before the long work, if it is not there
     prepared = experiment.prepare(options, options.model, defaults(options.model))
     prepared.settings["feasibility"] = options.feasibility or "word vectors"
 

@@ -115,7 +115,7 @@ class Unchunked(compcos.CompCos):
     def loss(self, features, target):
         """Eq. 7 of all scores (B, S, O)."""
         scores = self.score(features, self.compositions())
-        return compcos.compcos_loss(scores, target, scale=self.scale, **self.competing)
+        return compcos.compcos_loss(scores, target, **self.loss_arguments)
 
 
 class Plain(Unchunked):

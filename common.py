@@ -192,6 +192,7 @@ def writing(path, mode="w", shared=False):
     part = path.with_name(f".{path.name}{number}.part")
     text = {} if "b" in mode else dict(encoding="utf-8", newline="")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, mode, **text) as file:
             yield file
         os.replace(part, path)

@@ -35,8 +35,7 @@ class CompCos(nn.Module):
     `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which
     are trained; ω is Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D;
     None, as published: that of the vectors. `unit_images=False` leaves ω(x) its length, which then
-    carries confidence: `score` gives |ω(x)| times the cosine. ValueError: vectors of other shapes
-    or not finite.
+    carries confidence: `score` gives |ω(x)| times the cosine. ValueError: vectors of other shapes.
 
     Training computes `compositions()` and `products` once a batch. From these `compare` makes the
     scores and `compcos_loss` the loss, of some images at a time: an edit of any of them trains, and
@@ -184,7 +183,7 @@ class CompCos(nn.Module):
                              "or seen")
         self.seen = seen
         self.seen_alone = world == "closed" or rivals == "seen"
-        self.scale = common.check_number("scale", scale, above=0)
+        common.check_number("scale", scale, above=0)
         self.greatest_margin = common.check_number("margin", margin, least=0)
         self.warmup = warmup
         self.mix = mix
@@ -197,8 +196,9 @@ class CompCos(nn.Module):
         self.pairs = seen.nonzero()                                        # (P, 2)
         place = seen.flatten().cumsum(0) - 1
         self.column = torch.where(seen.flatten(), place, len(self.pairs))  # (C,)
-        self.competing = dict(seen=seen[seen], counts=self.counts[seen],
-                              margin=self.counts.new_zeros(()))
+        # What `compcos_loss` takes besides cosines and targets.
+        self.loss_arguments = dict(scale=scale, seen=seen[seen], counts=self.counts[seen],
+                                   margin=self.counts.new_zeros(()))
         return self
 
     def loss(self, features, target):
@@ -216,7 +216,7 @@ class CompCos(nn.Module):
     def loss_of(self, by_state, by_object, inverse_length, target):
         """The mean loss of images (B,), from what `compare` takes: a 0-dim tensor."""
         scores = self.compare(by_state, by_object, inverse_length, self.pairs)
-        return compcos_loss(scores, self.column[target], scale=self.scale, **self.competing)
+        return compcos_loss(scores, self.column[target], **self.loss_arguments)
 
     def after_epoch(self, epoch):
         """Take the feasibility of the present embeddings for the margins of the epochs to come;
@@ -229,10 +229,10 @@ class CompCos(nn.Module):
         if is_first:  # from now on all compete
             self.pairs = None
             self.column = torch.arange(self.seen.numel(), device=self.seen.device)
-            self.competing = dict(seen=self.seen, counts=self.counts,
-                                  margin=torch.empty_like(self.counts))
+            self.loss_arguments |= dict(seen=self.seen, counts=self.counts,
+                                        margin=torch.empty_like(self.counts))
         # In place: a captured step reads this tensor.
-        self.competing["margin"].copy_(alpha * torch.as_tensor(rho))
+        self.loss_arguments["margin"].copy_(alpha * torch.as_tensor(rho))
         return is_first
 
     def parameter_groups(self, lr):
@@ -680,9 +680,9 @@ def main(argv=None):
 def make_model(prepared):
     """A new model on the device, with its training set as the settings say.
 
-    A setting of your own stands in three places: its default in PAPER (without which its option is
-    not read), its name here, among those of the model's constructor or of `set_training`, and its
-    option in `add_options`.
+    A setting of your own needs its default in PAPER, without which it is not read, its option in
+    `add_options`, and a keyword of `set_training` (one of the loss is put into `loss_arguments`
+    there, from where `compcos_loss` gets it), or one of the constructor, whose names stand here.
     """
     settings = prepared.settings
     dataset = prepared.dataset
@@ -690,7 +690,7 @@ def make_model(prepared):
     config = {name: settings[name] for name in names}
     config["feature_dim"] = prepared.features["train"].shape[1]
     model = build(prepared.state_vectors, prepared.object_vectors, **config).to(prepared.device)
-    names = ("world", "rivals", "scale", "margin", "warmup", "mix", "counts", "word_rate")
+    names = CompCos.set_training.__kwdefaults__.keys() & settings.keys()
     keywords = {name: settings[name] for name in names}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
     images = images.reshape(dataset.seen.shape)

@@ -49,6 +49,7 @@ COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
 # (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
 DECODERS = 8
 MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
+TABLES = ".csv", ".npz", ".txt"  # what is no photo in the folder of a dataset
 # Formats that Pillow registers but that hold no photo (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
@@ -353,8 +354,8 @@ def photo_suffixes():
 def photo_files(root):
     """(photos, left out): names of files below `root`, `/` between folders, sorted.
 
-    Links to folders are followed. Hidden files and what systems leave behind (@eaDir, __MACOSX) are
-    in neither list. OSError: a folder that may not be looked into.
+    Links to folders are followed. Hidden files, tables, and what systems leave behind (@eaDir,
+    __MACOSX) are in neither list. OSError: a folder that may not be looked into.
     """
     def stop(error):
         raise error
@@ -366,7 +367,7 @@ def photo_files(root):
         subfolders[:] = [name for name in subfolders if not name.startswith((".", "@", "__"))]
         for name in files:
             path = Path(folder, name)
-            if name.startswith("."):
+            if name.startswith(".") or path.suffix in TABLES:
                 continue
             found = photos if path.suffix.lower() in suffixes else left_out
             found.append(path.relative_to(root).as_posix())

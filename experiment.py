@@ -410,8 +410,11 @@ def next_step(prepared, run):
     if prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
         command[-2:] = ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
     if prepared.settings["model"] != "compcos":
-        command = ["evaluate.py", run / "scores_open.npz"]  # of --save-scores
-    return f"python {shlex.join(map(str, command))}"
+        command = ["evaluate.py", run / "scores_open.npz"]
+    step = f"python {shlex.join(map(str, command))}"
+    if command[0] == "evaluate.py" and not prepared.save_scores:
+        step += ", after the same command with --resume --save-scores"
+    return step
 
 
 # ---- writing ----
@@ -504,7 +507,8 @@ def load_best(path):
         contents = data.load_tensors(path)
         model = contents["settings"]["model"]
         if model != "compcos" or "feature_mean" not in contents:
-            raise ValueError(f"it holds a {model}, expected a compcos of this version")
+            raise ValueError(f"it holds a {model}, expected a compcos of this version, which alone "
+                             "answers for photos")
     return contents
 
 

@@ -361,10 +361,6 @@ def main(argv=None):
         parser.exit(2, f"error: {error}\n")
 
 
-def _show_warning(message, *_):
-    print(f"warning: {message}", file=sys.stderr)
-
-
 def _parser():
     parser = argparse.ArgumentParser(
         description="Rank unseen compositions, explain them, compare with what is known.")
@@ -419,9 +415,12 @@ def _run(options):
     scores = score(*vectors)
     if options.csv:
         part = Path(f"{options.csv}.part")  # the file appears once all is written
-        with open(part, "w", encoding="utf-8", newline="") as file:
-            write_csv(file, scores, seen, states, objects)
-        part.replace(options.csv)
+        try:
+            with open(part, "w", encoding="utf-8", newline="") as file:
+                write_csv(file, scores, seen, states, objects)
+            part.replace(options.csv)
+        finally:
+            part.unlink(missing_ok=True)
     if options.explain:
         _print_explanation(options, scores, states, objects, vectors, seen)
     elif options.occur or options.published:
@@ -576,5 +575,5 @@ if __name__ == "__main__":
         if hasattr(signal, name):  # Windows has no SIGPIPE
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.stdout.reconfigure(errors="backslashreplace")  # for terminals of ASCII
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     main()

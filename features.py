@@ -383,8 +383,9 @@ def images_and_features(settings, arguments, file=None, **how):
     if file:
         stored = data.read_features(file)
         return stored["files"], stored["features"]
-    images = np.array(find_images(arguments))
+    images = find_images(arguments)
     features = features_like(settings, images, **how)
+    images = np.array(images)
     is_whole = np.isfinite(features).all(1)
     if not is_whole.all():
         print(f"note: broken and left out: {common.some(images[~is_whole])}")
@@ -460,7 +461,6 @@ def _write_cache(path, key, rows):
     processes the first one writes."""
     if common.rank() > 0 or not rows:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     features, stamps = zip(*rows.values())
     with common.writing(path, "wb", shared=True) as file:
         np.savez(file, files=list(rows), features=np.stack(features), stamps=stamps, key=key)

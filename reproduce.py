@@ -142,7 +142,8 @@ def plan(name, seed, options, shared, data_crc32, out):
         key["feasibility"] = options.compcos
     note = folder / "run.json"
     if note.exists() and experiment.read_json(note) != key:
-        raise ValueError(f"{note} is of a run with other data or options: give another --out")
+        raise ValueError(f"{note} is of a run with other data or options: give another --out, or "
+                         f"remove {folder}")
     return Job(name, seed, folder, module, arguments, key)
 
 

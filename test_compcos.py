@@ -219,7 +219,7 @@ def test_margins_grow_to_the_greatest_in_the_warm_up(warmup, shares):
     rho = model.feasibility(seen)
     for epoch, share in enumerate(shares, 1):
         model.after_epoch(epoch)
-        np.testing.assert_allclose(model.competing["margin"], share * 0.4 * rho, rtol=1e-6)
+        np.testing.assert_allclose(model.loss_arguments["margin"], share * 0.4 * rho, rtol=1e-6)
 
 
 def test_words_learn_at_a_rate_of_their_own():
@@ -333,7 +333,7 @@ class Edited(CompCos):
         return self.of_scores * super().compare(*computed)
 
     def loss_of(self, *computed):
-        self.scale = 20 * self.of_loss
+        self.loss_arguments["scale"] = 20 * self.of_loss
         return super().loss_of(*computed)
 
 

@@ -43,6 +43,7 @@ import torch
 import common
 import data
 from evaluate import BiasSweep
+from feasibility import hard_mask
 
 LOG = ("epoch", "loss", "validation", "seconds")  # of an epoch, in its history and in log.csv
 SAVE_SECONDS = 30                             # at most this much training is lost to a crash
@@ -53,7 +54,7 @@ WARM_UP_STEPS = 3                             # eager steps that CUDA needs befo
 def as_tensor(values, device=None):
     """A tensor of numbers: a tensor as it is, an array or a list copied. ValueError: no numbers."""
     if torch.is_tensor(values):
-        return values.to(device or values.device)
+        return values.to(device=device)
     array = np.array(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an array of {array.dtype} {array.shape}: expected real numbers")
@@ -61,16 +62,12 @@ def as_tensor(values, device=None):
 
 
 def primitive_vectors(state_vectors, object_vectors):
-    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D, not
-    finite."""
+    """Both as new float32 tensors, (S, D) and (O, D). ValueError: other shapes, different D."""
     states = as_tensor(state_vectors).float().clone()
     objects = as_tensor(object_vectors).float().clone()
     if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1]:
         raise ValueError(f"state and object vectors of shapes {tuple(states.shape)}, "
                          f"{tuple(objects.shape)}: expected (S, D) and (O, D) with the same D")
-    if not torch.cat([states, objects]).isfinite().all():
-        raise ValueError("state or object vectors hold NaN or infinite values: repair or drop them "
-                         "before training")
     return states, objects
 
 
@@ -277,7 +274,7 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
     last.pt of another run, a loss or weights that are not finite. However it ends, `out/last.pt`
     holds the last whole epoch.
     """
-    check_training(model, features, targets)
+    check_training(model, targets)
     size = min(batch_size, len(features))
     passes = max(1, math.ceil(epoch_steps * size / len(features)))
     parts = dict(model=model, optimizer=adam(model, lr, weight_decay, features.device),
@@ -408,12 +405,10 @@ def adam(model, lr, weight_decay, device):
                             capturable=device.type == "cuda")
 
 
-def check_training(model, features, targets):
+def check_training(model, targets):
     """ValueError for what training cannot use. Targets are looked at here once, and not in steps.
     """
     composition_count = len(model.states) * len(model.objects)
-    if len(features) != len(targets):
-        raise ValueError(f"{len(features)} images and {len(targets)} targets: expected as many")
     if targets.min() < 0 or targets.max() >= composition_count:
         raise ValueError(f"targets of {targets.min()} to {targets.max()}: expected s * O + o, 0 "
                          f"to {composition_count - 1}")
@@ -437,6 +432,7 @@ def check_model(model, features, seen):
                          f"{', '.join(REQUIRED)}, as the head of train.py says; a subclass of "
                          "baselines.Compared needs only loss, score and config")
     scores = model.eval().score(features[:2], model.compositions())
+    hard_mask(model.feasibility(seen), seen, 0.0)  # says what is wrong with these
     if scores.shape[1:] != seen.shape:
         raise ValueError(f"{name}.score gives {tuple(scores.shape)} of {len(features[:2])} images: "
                          f"expected (B, S, O), here S, O = {seen.shape}")

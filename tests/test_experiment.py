@@ -512,11 +512,11 @@ def test_predicting_images(drawn, tmp_path, capsys):
         assert lines[1] == command[-1]
     broken = tmp_path / "broken.png"
     broken.write_bytes(Path(command[-1]).read_bytes()[:300])
-    options = [*command[2:], broken, "--csv", tmp_path / "answers.csv"]
+    options = [*command[2:], broken, "--csv", tmp_path / "new/answers.csv"]
     status, lines = predict(capsys, *options)
     assert status == 2 and "broken.png" in lines[-1]
     status, lines = predict(capsys, *options, "--skip-broken")
-    images = {row["image"] for row in rows_of(tmp_path / "answers.csv")}
+    images = {row["image"] for row in rows_of(tmp_path / "new/answers.csv")}
     assert status == 0 and images == {command[-1]}
 
 
