@@ -6,6 +6,7 @@ shared space, F features, K members. A composition (s, o) has the index s * O + 
 """
 
 import argparse
+import math
 import warnings
 from pathlib import Path
 
@@ -206,12 +207,12 @@ class CompCos(nn.Module):
         computed = self.products(self.embed_images(features), self.compositions())
         if self.pairs is not None:  # few columns
             return self.loss_of(*computed, target)
-        # Of a single image, what is done once a chunk would take as long as what is done for it.
-        rows = max(2, CHUNK.get(features.device.type, CHUNK["cpu"]) // self.seen.numel())
-        if rows >= len(target):
+        scores = len(target) * self.seen.numel()
+        count = math.ceil(scores / CHUNK.get(features.device.type, CHUNK["cpu"]))
+        if count == 1:
             return self.loss_of(*computed, target)
         parameters = [weight for weight in self.parameters() if weight.requires_grad]
-        return LossInChunks.apply(self, rows, target, *computed, *parameters)
+        return LossInChunks.apply(self, count, target, *computed, *parameters)
 
     def loss_of(self, by_state, by_object, inverse_length, target):
         """The mean loss of images (B,), from what `compare` takes: a 0-dim tensor."""
@@ -255,8 +256,8 @@ class LossInChunks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, model, rows, target, by_state, by_object, inverse_length, *parameters):
-        """The loss of images (B,), `rows` at a time.
+    def forward(ctx, model, count, target, by_state, by_object, inverse_length, *parameters):
+        """The loss of images (B,), in up to `count` parts.
 
         The parameters are inputs so that those that only the scores or the loss use get gradients.
         """
@@ -265,7 +266,8 @@ class LossInChunks(torch.autograd.Function):
         sums = [None for _ in shared]  # of most parameters that remains: they are used elsewhere
         of_images = []
         total = 0
-        for *images, truth in zip(by_state.split(rows), by_object.split(rows), target.split(rows)):
+        parts = [tensor.chunk(count) for tensor in (by_state, by_object, target)]
+        for *images, truth in zip(*parts):
             images = [tensor.detach().requires_grad_() for tensor in images]
             with torch.enable_grad():
                 loss = model.loss_of(*images, shared[0], truth)
