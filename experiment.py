@@ -405,16 +405,16 @@ def deviation(values):
 
 def next_step(prepared, run):
     """The command that uses the results in the folder `run`."""
+    hint = ""
     command = ["compcos.py", "--checkpoint", run / "best.pt", "--features", "FILE"]
     # the backbones whose features of further photos can be made here
     if prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
         command[-2:] = ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
     if prepared.settings["model"] != "compcos":
         command = ["evaluate.py", run / "scores_open.npz"]
-    step = f"python {shlex.join(map(str, command))}"
-    if command[0] == "evaluate.py" and not prepared.save_scores:
-        step += ", after the same command with --resume --save-scores"
-    return step
+        if not prepared.save_scores:
+            hint = ", after the same command with --resume --save-scores"
+    return f"python {shlex.join(map(str, command))}{hint}"
 
 
 # ---- writing ----
