@@ -316,9 +316,11 @@ def test_three_times_the_loss_of_each_image_is_three_times_the_loss(world, chunk
     for factor in (1, 3):
         monkeypatch.setattr(compcos, "image_losses", lambda *given: factor * smooth(*given))
         model.set_training(seen, world=world)
+        whole = model.loss(x, target).item()
         losses.append(train_shortly(model, x, target, lr=1e-9))
     assert np.isfinite(losses).all()
     np.testing.assert_allclose(losses[1], 3 * np.array(losses[0]), rtol=1e-4)
+    assert losses[1][0] == pytest.approx(whole, rel=1e-4)  # the mean over the images
 
 
 class Edited(CompCos):

@@ -160,8 +160,8 @@ def one_trial(folder, latest, chance, whole):
 
 def main():
     """Kill, resume, compare, report."""
-    parser = argparse.ArgumentParser(description="Kill real runs, resume and compare.")
-    parser.add_argument("--kills", type=int, default=100, help="how many (default 100)")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=100)
     most = parser.parse_args().kills
     chance = random.Random(0)
     train.adam(torch.nn.Linear(1, 1), 1e-3, 0, torch.device("cpu"))  # imports much, the first time
