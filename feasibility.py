@@ -493,7 +493,7 @@ def _read_external(path, states, objects):
 
 def _print_table(header, rows):
     """A header and rows of texts as a table of Markdown."""
-    for row in (header, ["---"] * len(header), *rows):
+    for row in (header, ["---" for _ in header], *rows):
         print(f"| {' | '.join(row)} |")
     print()
 

@@ -226,10 +226,11 @@ def test_words_learn_at_a_rate_of_their_own():
     """The first step of Adam is its rate, whatever the gradient."""
     model, x, target, seen = small()
     model.train().set_training(seen, word_rate=10.0)
-    before = [weight.detach().clone() for weight in (model.states, model.projection.weight)]
+    weights = (model.states, model.projection.weight)
+    before = copy.deepcopy(weights)
     step, _ = train.stepper(model, train.adam(model, 1e-3, 0.0, x.device), x, target)
     step(torch.arange(9))
-    for weight, old, rate in zip((model.states, model.projection.weight), before, (1e-2, 1e-3)):
+    for weight, old, rate in zip(weights, before, (1e-2, 1e-3)):
         assert (weight - old).abs().median().item() == pytest.approx(rate, rel=1e-2)
 
 
@@ -318,7 +319,6 @@ def test_three_times_the_loss_of_each_image_is_three_times_the_loss(world, chunk
         model.set_training(seen, world=world)
         whole = model.loss(x, target).item()
         losses.append(train_shortly(model, x, target, lr=1e-9))
-    assert np.isfinite(losses).all()
     np.testing.assert_allclose(losses[1], 3 * np.array(losses[0]), rtol=1e-4)
     assert losses[1][0] == pytest.approx(whole, rel=1e-4)  # the mean over the images
 

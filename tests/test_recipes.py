@@ -254,5 +254,7 @@ def test_a_model_that_breaks_the_contract_is_told():
 
     model.score = lambda *given: score(*given).mT
     check(r"CompCos.score gives \(2, 6, 5\) of 2 images: expected \(B, S, O\), here .*\(5, 6\)")
+    model.feasibility = lambda seen: np.zeros(3)
+    check(r"feasibility is float64 \(3,\)")
     del model.config
     check("CompCos has no config: a model offers all of states, objects, loss")
