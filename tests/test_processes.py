@@ -53,8 +53,9 @@ def end(running):
 
 def wait_for(path, running):
     """Wait until a file is there, or all that could write it has ended, or it takes too long."""
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists() and running.poll() is None and time.monotonic() < deadline:
+    for _ in range(10 * PATIENCE):
+        if path.exists() or running.poll() is not None:
+            break
         time.sleep(0.1)
 
 
@@ -85,9 +86,9 @@ def compcos_options(toy, *more):
             "--batch-size", 32, "--device", "cpu", *more]
 
 
-def endless_job(toy, out):
-    """The last command for two_processes.py."""
-    return dict(endless=compcos_options(toy, "--epochs", 100_000, "--out", out))
+def endless(toy, out, epochs=100_000):
+    """The last command for two_processes.py: a training that no patience ends."""
+    return compcos_options(toy, "--out", out, "--patience", 0, "--epochs", epochs)
 
 
 def seeds_options(toy, folder):
@@ -139,9 +140,10 @@ def jobs(toy, tmp_path_factory):
         seeds=seeds_options(toy, folder),
         one=compcos_options(toy),
         report=["reproduce.py", "--dataset", toy, "--seed", 0, "--only", "masking", "--device",
-                "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"])
-    interrupted = start(commands | endless_job(toy, folder / "endless"), folder)
-    killed = start(endless_job(toy, other / "endless"), other)
+                "cpu", "--epochs", 1, "--tmn=--lr 1e30", "--out", folder / "report"],
+        endless=endless(toy, folder / "endless"))
+    interrupted = start(commands, folder)
+    killed = start(dict(endless=endless(toy, other / "endless")), other)
     try:
         wait_for(other / "endless/last.pt", killed)
         os.kill(max(workers(killed.pid)), signal.SIGKILL)
@@ -233,5 +235,5 @@ def test_a_process_that_dies_ends_all(toy, jobs):
     out = folder / "endless"
     assert status != 0 and error.count("keeps the last whole epoch") == 1, error
     epoch = torch.load(out / "last.pt", weights_only=True)["epoch"]
-    run_one(compcos_options(toy, "--out", out, "--epochs", epoch + 1, "--resume"))
+    run_one([*endless(toy, out, epoch + 1), "--resume"])
     assert metrics_of(out)[1] == 1
