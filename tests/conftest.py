@@ -5,12 +5,15 @@ The tests' products are so small that a second thread costs more than it brings.
 
 import hashlib
 import os
+import signal
 import zlib
 
 import common
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 common.wait_gently()
+# A shell that starts pytest in the background lets it ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest
