@@ -26,7 +26,7 @@ from torch.nn import functional as nnf
 
 import experiment
 from feasibility import feasibility_scores
-from train import primitive_vectors
+from train import halves, primitive_vectors
 
 
 # ---- what the systems share ----
@@ -155,10 +155,7 @@ class LabelEmbedPlus(Triplet):
     def embed_all(self):
         """The same of all compositions, (S,O,D)."""
         # The first layer is linear in [e_s; e_o]: a half for each state, and one for each object.
-        first = self.compose[0]
-        of_states, of_objects = first.weight.chunk(2, 1)
-        state_half = nnf.linear(self.states, of_states)                  # (S,2D)
-        object_half = nnf.linear(self.objects, of_objects, first.bias)   # (O,2D)
+        state_half, object_half = halves(self.compose[0], self.states, self.objects)
         return self.compose[1:](state_half[:, None] + object_half)
 
     def loss(self, features, target, negatives=None):
@@ -436,9 +433,7 @@ class TMN(Compared):
         """
         # W1 [e_s; e_o] is a half for each state, and one for each object.
         state, object_ = self.primitives(index)
-        of_states, of_objects = self.gater.weight.chunk(2, 1)
-        state_half = nnf.linear(self.states, of_states)                           # (S,rank)
-        object_half = nnf.linear(self.objects, of_objects)                        # (O,rank)
+        state_half, object_half = halves(self.gater, self.states, self.objects)   # (.,rank)
         hidden = torch.relu(self.gater_norm(state_half[state] + object_half[object_]))
         size = self.config["modules"]
         return self.gates(hidden).unflatten(1, (-1, size)).softmax(2).split(size, 1)

@@ -64,8 +64,7 @@ class CompCos(nn.Module):
         """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what
         else the file holds.
 
-        A file of several members gives `Members`, which score, predict and explain as one model
-        does. ValueError names a file that is none, or of another version.
+        A file of several members gives `Members`, which score and predict as one model does. ValueError names a file that is none, or of another version.
         """
         checkpoint = experiment.load_best(path)
         with common.reading(path, "train anew, or restore the file"):
@@ -110,9 +109,7 @@ class CompCos(nn.Module):
     def compositions(self):
         """What all images share: φ(s, o) = a_s + b_o, without a matrix of them, as a (S, D), b
         (O, D) and 1 / |a_s + b_o| (S, O)."""
-        of_state, of_object = self.projection.weight.chunk(2, dim=1)
-        a = nnf.linear(self.states, of_state, self.projection.bias)
-        b = nnf.linear(self.objects, of_object)
+        a, b = train.halves(self.projection, self.states, self.objects)
         # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum
         # cancels, and float32 has no digits left (MPS has no float64).
         wide = torch.float32 if a.device.type == "mps" else torch.float64
@@ -192,8 +189,8 @@ class CompCos(nn.Module):
         logs = np.log(np.maximum(np.broadcast_to(images, shape), 1))
         logs -= logs[seen.cpu().numpy()].mean()
         self.counts = torch.as_tensor(counts * logs, dtype=self.states.dtype, device=seen.device)
-        # At first the P seen compete alone: those of `pairs`. A composition's column among these is
-        # P, which is none, if it is unseen.
+        # At first the P seen compete alone, and the scores are (B, P). `column` says where each
+        # composition stands among them; P, past the end, stands for those that are unseen.
         self.pairs = seen.nonzero()                                        # (P, 2)
         place = seen.flatten().cumsum(0) - 1
         self.column = torch.where(seen.flatten(), place, len(self.pairs))  # (C,)
@@ -205,11 +202,9 @@ class CompCos(nn.Module):
     def loss(self, features, target):
         """What training minimises, of features (B, F) and targets (B,): a 0-dim tensor."""
         computed = self.products(self.embed_images(features), self.compositions())
-        if self.pairs is not None:  # few columns
-            return self.loss_of(*computed, target)
         scores = len(target) * self.seen.numel()
         count = math.ceil(scores / CHUNK.get(features.device.type, CHUNK["cpu"]))
-        if count == 1:
+        if count == 1 or self.pairs is not None:  # few scores, or few columns
             return self.loss_of(*computed, target)
         parameters = [weight for weight in self.parameters() if weight.requires_grad]
         return LossInChunks.apply(self, count, target, *computed, *parameters)
@@ -220,8 +215,9 @@ class CompCos(nn.Module):
         return compcos_loss(scores, self.column[target], **self.loss_arguments)
 
     def after_epoch(self, epoch):
-        """Take the feasibility of the present embeddings for the margins of the epochs to come;
-        epoch = 1, 2, ... Returns whether the step is another one from now on."""
+        """Take the feasibility ρ of the present embeddings for the margins α·ρ (Eq. 8) of the
+        epochs to come; α = margin · min(1, epoch / warmup), epoch = 1, 2, ... Returns whether the
+        step is another one from now on."""
         if self.seen_alone:
             return False
         alpha = self.greatest_margin * min(1.0, epoch / max(self.warmup, 1))
@@ -241,8 +237,10 @@ class CompCos(nn.Module):
         learn at `word_rate` times the rate of the rest."""
         groups = {lr: [], lr * self.word_rate: []}
         for name, weight in self.named_parameters():
-            is_word = name.endswith(("states", "objects"))
-            groups[lr * self.word_rate if is_word else lr].append(weight)
+            rate = lr
+            if name.endswith(("states", "objects")):
+                rate *= self.word_rate
+            groups[rate].append(weight)
         return [dict(params=weights, lr=rate) for rate, weights in groups.items()]
 
 
@@ -261,25 +259,29 @@ class LossInChunks(torch.autograd.Function):
 
         The parameters are inputs so that those that only the scores or the loss use get gradients.
         """
-        # All that was computed once is cut off from how it was.
+        # Inputs are detached: what was computed once a batch gets its gradients in `backward`.
         shared = [inverse_length.detach().requires_grad_(), *parameters]
-        sums = [None for _ in shared]  # of most parameters that remains: they are used elsewhere
-        of_images = []
+        sums = [None for _ in shared]  # their gradients; None: neither scores nor loss use it
+        of_states = []                 # the gradients of by_state and by_object, chunk by chunk
+        of_objects = []
         total = 0
-        parts = [tensor.chunk(count) for tensor in (by_state, by_object, target)]
-        for *images, truth in zip(*parts):
-            images = [tensor.detach().requires_grad_() for tensor in images]
+        parts = zip(by_state.chunk(count), by_object.chunk(count), target.chunk(count))
+        for states, objects, truth in parts:
+            inputs = [states.detach().requires_grad_(), objects.detach().requires_grad_(), *shared]
             with torch.enable_grad():
-                loss = model.loss_of(*images, shared[0], truth)
+                loss = model.loss_of(*inputs[:3], truth)
                 loss = loss * (len(truth) / len(target))  # its share of the mean
             # Not `backward`, which would leave gradients in the parameters.
-            found = torch.autograd.grad(loss, [*images, *shared], allow_unused=True)
-            of_images.append(found[:2])
-            for i, gradient in enumerate(found[2:]):
-                if gradient is not None:
-                    sums[i] = gradient if sums[i] is None else sums[i] + gradient
+            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+            of_states.append(gradients[0])
+            of_objects.append(gradients[1])
+            for i, gradient in enumerate(gradients[2:]):
+                if sums[i] is None:
+                    sums[i] = gradient
+                elif gradient is not None:
+                    sums[i] = sums[i] + gradient
             total += loss.detach()
-        ctx.save_for_backward(*map(torch.cat, zip(*of_images)), *sums)
+        ctx.save_for_backward(torch.cat(of_states), torch.cat(of_objects), *sums)
         return total
 
     @staticmethod
@@ -337,7 +339,8 @@ class Members(nn.Module):
         return self
 
     def loss(self, features, target):
-        """The sum of the members' losses: the gradient of each is what it would be alone."""
+        """The sum of the members' losses, which log.csv shows: the gradient of each is what it
+        would be alone."""
         if features.device.type != "cuda":
             return sum(member.loss(features, target) for member in self.members)
         # On streams of their own the members' small kernels share the GPU.
@@ -356,7 +359,9 @@ class Members(nn.Module):
 
     def after_epoch(self, epoch):
         """Each member's margins come from its own embeddings."""
-        return [member.after_epoch(epoch) for member in self.members][0]
+        for member in self.members:
+            is_another_step = member.after_epoch(epoch)
+        return is_another_step  # the same for all
 
 
 def build(state_vectors, object_vectors, *, members=1, **config):
@@ -432,7 +437,7 @@ def load_published(state_dict):
     Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and
     nothing that runs code. ValueError: other parameters.
     """
-    path = "state_dict"
+    path = "the state dict"
     if not isinstance(state_dict, dict):
         path = state_dict
         state_dict = data.load_tensors(path)
@@ -532,15 +537,14 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
         bias=bias, temperature=checkpoint["temperature"][candidates])
     seen = seen.ravel()
     scores = scores + np.float32(bias) * ~seen[indices]
-    rho = feasibility.ravel().tolist()
     rows = []
-    for image, *answers in zip(images, indices.tolist(), scores.tolist(), probabilities.tolist()):
-        for rank, (c, score, probability) in enumerate(zip(*answers), 1):
-            state, object_ = divmod(c, len(checkpoint["objects"]))
-            rows.append(dict(
-                image=str(image), rank=rank, state=checkpoint["states"][state],
-                object=checkpoint["objects"][object_], score=score, probability=probability,
-                seen=bool(seen[c]), feasibility=rho[c]))
+    for (i, place), c in np.ndenumerate(indices):
+        state, object_ = divmod(int(c), len(checkpoint["objects"]))
+        rows.append(dict(
+            image=str(images[i]), rank=place + 1, state=checkpoint["states"][state],
+            object=checkpoint["objects"][object_], score=float(scores[i, place]),
+            probability=float(probabilities[i, place]), seen=bool(seen[c]),
+            feasibility=float(feasibility.flat[c])))
     return rows
 
 

@@ -453,7 +453,10 @@ def load_tensors(path):
     damaged.
     """
     check_archive(path)
-    allowed = [np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in np.typecodes["All"]}]
+    # What a pickle of NumPy's names: the classes of its dtypes, and the functions that make an
+    # array and a scalar.
+    dtypes = {type(np.dtype(kind)) for kind in np.typecodes["All"]}
+    allowed = [np.ndarray, np.dtype, *dtypes]
     for value in (np.zeros(0), np.float32(0)):
         make = value.__reduce__()[0]
         for module in ("numpy.core", "numpy._core"):  # as NumPy 1 and 2 call it
@@ -588,8 +591,11 @@ def divide(pairs, seed=0, share=COMPOSITION_SHARE):
     split = np.array([unseen.get(composition, "train") for composition in shown.tolist()])
 
     # Of each seen composition all images but one may leave training.
-    spare = [random.permutation(np.flatnonzero(shown == composition))[1:]
-             for composition in range(len(compositions)) if composition not in unseen]
+    spare = []
+    for composition in range(len(compositions)):
+        if composition not in unseen:
+            spare.append(random.permutation(np.flatnonzero(shown == composition))[1:])
+    # In turns to test and to val, so that both get as many, however few there are.
     spare = random.permutation(np.concatenate(spare))
     wanted = max(1, round(IMAGE_SHARE * np.sum(split == "train")))
     last = 2 * min(wanted, len(spare) // 2)

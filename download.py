@@ -22,6 +22,7 @@ from pathlib import Path
 
 import common
 import data
+from words import FILES
 
 ADDRESSES = {
     "utzappos": "http://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
@@ -34,11 +35,6 @@ ADDRESSES = {
     "fasttext": "https://dl.fbaipublicfiles.com/fasttext/vectors-crawl/cc.en.300.bin.gz",
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
 }
-VECTORS = {  # where each lies under --data-root
-    "word2vec": "w2v/GoogleNews-vectors-negative300.bin.gz",
-    "fasttext": "fast/cc.en.300.bin.gz",
-    "glove": "glove/glove.6B.300d.txt",
-}
 SIZES = "word2vec (1.5 GB), fasttext (4.2 GB), glove (0.8 GB)"
 MB = 2**20
 TIMEOUT = 60  # seconds without a byte that end a try
@@ -46,7 +42,7 @@ ARCHIVE_STARTS = b"PK", b"\x1f\x8b"  # of zip and of gzip
 
 
 def download(name=None, root="data", vectors=()):
-    """Fetch what is missing of the dataset `name` and of the word vectors (keys of VECTORS).
+    """Fetch what is missing of the dataset `name` and of the word vectors (keys of FILES).
 
     All of it lies under `root`. Returns what was fetched, keys of ADDRESSES. OSError (no
     connection, no such address, disk full) and ValueError (not what was expected) name the address
@@ -61,13 +57,14 @@ def download(name=None, root="data", vectors=()):
         fetched += obtain(name, folder, "images", PICTURES[name])
     elif not vectors:
         raise ValueError(f"only {', '.join(data.DOWNLOADED)} can be downloaded, and --vectors "
-                         f"{', '.join(VECTORS)}")
+                         f"{', '.join(FILES)}")
     for source in vectors:
-        file = root / VECTORS[source]
-        if file.suffix != ".gz":
+        file = root / FILES[source]
+        packed = Path(f"{file}.gz")
+        if source == "glove":
             fetched += obtain(source, file.parent, file.name, find_glove)
-        elif not file.exists() and not file.with_suffix("").exists():
-            fetch(ADDRESSES[source], file)
+        elif not file.exists() and not packed.exists():
+            fetch(ADDRESSES[source], packed)
             fetched.append(source)
     return fetched
 
@@ -206,7 +203,7 @@ def files_below(folder):
 
 def find_glove(stage, folder):
     """The vectors of 300 numbers."""
-    name = Path(VECTORS["glove"]).name
+    name = Path(FILES["glove"]).name
     return {name: path for path in files_below(stage) if path.name == name}
 
 
@@ -265,7 +262,7 @@ def main(argv=None):
                              "only --vectors are fetched")
     parser.add_argument("--data-root", default="data", metavar="DIR",
                         help="where datasets and word vectors go (default: data)")
-    parser.add_argument("--vectors", nargs="+", default=[], choices=list(VECTORS), metavar="NAME",
+    parser.add_argument("--vectors", nargs="+", default=[], choices=list(FILES), metavar="NAME",
                         help=f"also these word vectors: {SIZES}")
     options = parser.parse_args(argv)
     fetched = download(options.name, options.data_root, options.vectors)

@@ -114,9 +114,11 @@ def pattern(state, mask, unit, random):
     accent = Image.new("L", mask.size)
     pencil = ImageDraw.Draw(accent)
     left, top, right, bottom = mask.getbbox()
-    shift = random.uniform(0, .4) * unit  # drawn for every state, so that all use the same numbers
+    shift = random.uniform(0, .4) * unit  # where stripes and dots begin
     step = .42 * unit
     level = top
+    # Some states use no shift or no level. They are drawn all the same: without them the numbers
+    # that follow, and so all pictures, would be others.
     if state in LEVELS:
         level += (bottom - top) * random.uniform(*LEVELS[state])
     below = [0, level, DRAWN, DRAWN]

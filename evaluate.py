@@ -214,7 +214,7 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
 
     values, draws = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
-        differences = draws[f"{name}_difference"]
+        differences = draws.get(f"{name}_difference", [])  # none without a confidence
         leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
         values[f"{name}_a_leads"] = float(leads)
     return values | {"topk": sweep_a.topk, "protocol": protocol}
@@ -235,13 +235,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         raise ValueError("thresholds must be one or more, got none")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
 
-    # The level of a column is the last step that keeps it, -1 if it never competes. The unseen
-    # candidates of step i are those of level i or more: `columns` from starts[i] on.
-    columns = whole._unseen_group.columns
-    level = np.full(len(feasibility), -1)
-    level[columns] = np.searchsorted(steps, feasibility[columns], "right") - 1
-    columns = columns[np.argsort(level[columns], kind="stable")]
-    starts = np.searchsorted(level[columns], np.arange(len(steps)))
+    level, columns, starts = _levels(whole._unseen_group.columns, feasibility, steps)
     some_remain = starts < len(columns)
 
     def reduce(block, top, target):
@@ -341,10 +335,11 @@ def _best(block, top, group, k):
     where = np.full((len(block), k), -1)
     # To gather a few columns takes less time than to hide the others, but not to gather many (the
     # columns exist: "clip" spares NumPy a check).
-    few = 4 * len(columns) < block.shape[1]
-    if few:
-        part = block.take(columns, axis=1, mode="clip")
+    if 4 * len(columns) < block.shape[1]:
+        left = block.take(columns, axis=1, mode="clip")
+        column_of = columns
     else:
+        column_of = np.arange(block.shape[1])
         if k == 1:
             # Where the best of all columns is of the group, it is the group's best.
             best[:, 0] = block[rows, top]
@@ -353,14 +348,26 @@ def _best(block, top, group, k):
             if 2 * len(lacking) < len(block):  # else a copy of these rows costs more than it saves
                 rows = lacking
                 block = block[lacking]
-        part = block + group.penalty
-    lines = np.arange(len(rows))
+        left = block + group.penalty
+    lines = np.arange(len(rows))  # the rows that are still searched, as `left` numbers them
     for rank in range(min(k, len(columns))):
-        at = part.argmax(axis=1)
-        best[rows, rank] = part[lines, at]
-        where[rows, rank] = columns[at] if few else at
-        part[lines, at] = -np.inf  # out of the way of the next rank
+        place = left.argmax(axis=1)
+        best[rows, rank] = left[lines, place]
+        where[rows, rank] = column_of[place]
+        left[lines, place] = -np.inf  # out of the way of the next rank
     return best, where
+
+
+def _levels(columns, feasibility, steps):
+    """Which of some steps (T,), ascending thresholds, keep the unseen candidates, columns (U,).
+
+    Returns the level (P,) of each column, the last step that keeps it, -1 if it never competes;
+    the columns by ascending level; and starts (T,): those of step i are columns[starts[i]:].
+    """
+    level = np.full(len(feasibility), -1)
+    level[columns] = np.searchsorted(steps, feasibility[columns], "right") - 1
+    columns = columns[np.argsort(level[columns], kind="stable")]
+    return level, columns, np.searchsorted(level[columns], np.arange(len(steps)))
 
 
 def _truth_wins(block, target, best, level):
@@ -375,8 +382,10 @@ def _truth_wins(block, target, best, level):
     wins = np.zeros(best.shape, bool)
     # Few rows pass this test, so that a loop over them costs less than a pass over the block.
     for row in np.flatnonzero(best[rows, own_level] == own_score):
-        lower = level[:target[row]][block[row, :target[row]] == own_score[row]]
-        wins[row, lower.max(initial=-1) + 1:own_level[row] + 1] = True
+        lower = slice(target[row])
+        ties = block[row, lower] == own_score[row]
+        first = level[lower][ties].max(initial=-1) + 1
+        wins[row, first:own_level[row] + 1] = True
     return wins & (best == own_score[:, None])
 
 
@@ -491,7 +500,8 @@ def _curve(images, counts, weights, protocol):
         unseen_accuracy = gained[turned] / gained[-1]
     first = seen_accuracy[0] * unseen_accuracy[0]  # nan where one half is missing
     if protocol == "published":
-        first = 0 * first  # the exact curve begins at unseen accuracy 0, this one later
+        # The exact curve begins at unseen accuracy 0, this one later. nan stays nan.
+        first = 0 * first
     heights = seen_accuracy[1:] + seen_accuracy[:-1]
     area = first + np.sum(heights * np.diff(unseen_accuracy)) / 2
     return Curve(bias, seen_accuracy, unseen_accuracy), area
@@ -564,25 +574,25 @@ def _draws(images, unit, average):
     _choice("unit", unit, UNITS)
     _choice("average", average, UNITS)
     random = np.random.default_rng(0)
-    code = np.arange(len(images.target))  # (N,) number of the unit that an image belongs to
-    groups = [code]  # of units, each drawn from apart
+    unit_of = np.arange(len(images.target))  # (N,) number of the unit that an image belongs to
+    groups = [unit_of]  # of units, each drawn from apart
     if unit == "composition":
-        code = images.target
-        groups = [np.unique(code[half]) for half in (images.seen, ~images.seen) if half.any()]
-    drawn = np.ones(code.max() + 1, int)
+        unit_of = images.target
+        groups = [np.unique(unit_of[half]) for half in (images.seen, ~images.seen) if half.any()]
+    times_drawn = np.ones(unit_of.max() + 1, int)
     for _ in range(RESAMPLES + 1):
-        counts = drawn[code]
+        counts = times_drawn[unit_of]
         weights = counts
         if average == "composition":
             # Its images share a weight of 1; one that is drawn twice as a unit counts as two.
-            sharing = np.bincount(images.target, counts)
+            sharers = np.bincount(images.target, counts)
             if unit == "composition":
-                sharing = np.bincount(images.target)
-            weights = counts / np.maximum(sharing, 1)[images.target]
+                sharers = np.bincount(images.target)
+            weights = counts / np.maximum(sharers, 1)[images.target]
         yield counts, weights
         for group in groups:
             draw = random.integers(len(group), size=len(group))
-            drawn[group] = np.bincount(draw, minlength=len(group))
+            times_drawn[group] = np.bincount(draw, minlength=len(group))
 
 
 def _with_intervals(metrics, images, confidence, unit, average):
@@ -590,6 +600,7 @@ def _with_intervals(metrics, images, confidence, unit, average):
 
     Returns a dict of floats and, by name, the values of the resamples, ascending, nan left out.
     """
+    # Made when they are asked for: first of each image once, then of the resamples.
     found = (metrics(*drawn) for drawn in _draws(images, unit, average))
     values = {name: float(value) for name, value in next(found).items()}
     draws = {}
@@ -597,12 +608,13 @@ def _with_intervals(metrics, images, confidence, unit, average):
         confidence = float(_numbers("confidence", confidence, ()))
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence}")
-        resampled = np.sort([list(each.values()) for each in found], axis=0)
+        # A row a resample, each column ascending; nan, where it lacks seen or unseen images, last.
+        resampled = np.sort([list(drawn.values()) for drawn in found], axis=0)
         for name, column in zip(list(values), resampled.T):
-            draws[name] = column[~np.isnan(column)]  # a resample may lack seen or unseen images
-            last = len(draws[name]) - 1
-            for end, share in (("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2)):
-                values[name + end] = float(column[max(round(share * last), 0)])
+            draws[name] = column[~np.isnan(column)]
+            last = max(len(draws[name]) - 1, 0)
+            values[f"{name}_low"] = float(column[round((0.5 - confidence / 2) * last)])
+            values[f"{name}_high"] = float(column[round((0.5 + confidence / 2) * last)])
         values |= {"confidence": confidence, "unit": unit}
     values |= {"average": average, "n_seen": int(images.seen.sum()),
                "n_unseen": int((~images.seen).sum())}
@@ -834,7 +846,9 @@ def main(argv=None):
     options = parser.parse_args(argv)
     try:
         run(options)
-    except (ValueError, OSError, MemoryError, ImportError) as error:
+    except ImportError:
+        parser.exit(2, "error: --plot needs matplotlib: pip install matplotlib\n")
+    except (ValueError, OSError, MemoryError) as error:
         parser.exit(2, f"error: {error or 'out of memory'}\n")
 
 

@@ -25,7 +25,7 @@ import data
 import drawings
 import features as image_features
 import words
-from evaluate import accuracy_at, threshold_sweep
+from evaluate import PROTOCOLS, accuracy_at, threshold_sweep
 from feasibility import auroc, greatest_threshold, hard_mask, write_csv
 from train import (check_model, chunks, fit, fit_temperature, index_pairs, selection,
                    sweep)
@@ -88,7 +88,7 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
         auc = auc[thresholds <= greatest_threshold(rho.ravel()[shown])]  # those up to it
         # auc[0] is that of the least threshold, which hides nothing, and the best one must be ahead
         # of it in new data. A τ that hides r of the n unseen compositions shown is expected to hide
-        # (r + 1) / (n + 1) of the next ones, by the rank argument above. So of what validation left
+        # (r + 1) / (n + 1) of the next ones (see greatest_threshold). So of what validation left
         # in sight, 1 - r / n, the share (1 - (r + 1) / (n + 1)) / (1 - r / n) = n / (n + 1) =
         # 1 - 1 / (n + 1) remains, whatever r is.
         if not len(auc) or (1 - 1 / (len(shown) + 1)) * auc.max() <= auc[0]:
@@ -122,7 +122,7 @@ def certainty(model, features, target, seen, candidates, bias, temperature):
     found = {}
     for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
         probability, answer = (scores / temperature[name]).softmax(1).max(1)
-        right = (answer == place).double()
+        right = (answer == place).float()
         found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
     return found
 
@@ -177,21 +177,21 @@ def measure(model, arrays, dataset, rho, *, mask="paper"):
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept) | dict(fixed_bias=accuracy_at(swept, bias[name]))
     sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
-    truth = dataset.feasible
-    known = "that are feasible"
-    if truth is None:
-        truth = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
-        known = "that occur"
+    exist = dataset.feasible
+    in_words = "that are feasible"
+    if exist is None:
+        exist = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
+        in_words = "that occur"
     metrics = dict(validation=validation, threshold=threshold, bias=bias, temperature=temperature,
-                   certainty=sure, test=test, candidates=sizes, truth=known,
-                   feasibility_auroc=auroc(rho, truth, ~seen),
+                   certainty=sure, test=test, candidates=sizes, truth=in_words,
+                   feasibility_auroc=auroc(rho, exist, ~seen),
                    threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
     return metrics, tested, masks["test"]
 
 
 def both_protocols(swept):
-    """{"exact": report, "published": report} of a BiasSweep."""
-    return {protocol: swept.report(protocol) for protocol in ("exact", "published")}
+    """{protocol: report} of a BiasSweep."""
+    return {protocol: swept.report(protocol) for protocol in PROTOCOLS}
 
 
 # ---- running ----
@@ -399,21 +399,23 @@ def combine(results, function):
 
 
 def deviation(values):
-    """The sample standard deviation, over n - 1, of two or more values."""
-    return np.std(values, ddof=1)
+    """The sample standard deviation, over n - 1; nan of one value."""
+    return np.std(values, ddof=1) if len(values) > 1 else np.nan
 
 
 def next_step(prepared, run):
     """The command that uses the results in the folder `run`."""
     hint = ""
-    command = ["compcos.py", "--checkpoint", run / "best.pt", "--features", "FILE"]
-    # the backbones whose features of further photos can be made here
-    if prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
-        command[-2:] = ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
+    command = ["compcos.py", "--checkpoint", run / "best.pt"]
     if prepared.settings["model"] != "compcos":
         command = ["evaluate.py", run / "scores_open.npz"]
         if not prepared.save_scores:
             hint = ", after the same command with --resume --save-scores"
+    elif prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
+        # the backbones whose features of further photos can be made here
+        command += ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
+    else:
+        command += ["--features", "FILE"]
     return f"python {shlex.join(map(str, command))}{hint}"
 
 
@@ -507,8 +509,8 @@ def load_best(path):
         contents = data.load_tensors(path)
         model = contents["settings"]["model"]
         if model != "compcos" or "feature_mean" not in contents:
-            raise ValueError(f"it holds a {model}, expected a compcos of this version, which alone "
-                             "answers for photos")
+            raise ValueError(f"it holds a {model}: expected the best.pt of a compcos of this "
+                             "version, which alone answers for photos")
     return contents
 
 
@@ -666,14 +668,14 @@ def prepare(options, model, defaults):
     defaults: dataset name or "other" -> settings, which options of these names replace.
     """
     seeds = list(dict.fromkeys(options.seed))
-    beside = RUNS  # where the results go
+    fallback = RUNS  # for the features where the data are read-only
     if options.out is not None:
-        beside = options.out.parent
+        fallback = options.out.parent
         check_place(options.out, seeds, options.resume)
     common.check_writable(options.out or RUNS)
     if options.dataset == "shapes" and common.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
-    common.gather("the built-in data are there, and nobody has begun to write into --out")
+    common.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
     dataset = data.load(options.dataset, options.data_root)
     device = image_features.pick_device(options.device)
     chosen = dict(defaults.get(options.dataset, defaults["other"]))
@@ -696,7 +698,7 @@ def prepare(options, model, defaults):
         weights = weights or recorded_weights(out)
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=beside)
+        skip_broken=options.skip_broken, fallback=fallback)
     for note in dataset.notes:
         print(f"note: {note}")
     if chosen.get("rivals", "all") is None:

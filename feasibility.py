@@ -491,11 +491,17 @@ def _read_external(path, states, objects):
     return scores[np.ix_(of_states, of_objects)]
 
 
-def _print_table(header, rows):
-    """A header and rows of texts as a table of Markdown."""
+def markdown(header, rows):
+    """The lines of a table of Markdown, from a header and rows of texts, and an empty one."""
+    lines = []
     for row in (header, ["---" for _ in header], *rows):
-        print(f"| {' | '.join(row)} |")
-    print()
+        lines.append(f"| {' | '.join(row)} |")
+    return [*lines, ""]
+
+
+def _print_table(header, rows):
+    """Print a table of Markdown."""
+    print("\n".join(markdown(header, rows)))
 
 
 def _print_explanation(options, scores, states, objects, vectors, seen):
@@ -535,9 +541,9 @@ def ranked_tables(feasibility, seen, states, objects, *, top=3):
     found = {}
     for kind, (names, partners, ends, scores) in tables.items():
         found[kind] = []
-        for name, (most, least), row in zip(names, ends, scores):
+        for name, most_and_least, row in zip(names, ends, scores):
             cells = [name]
-            for chosen in (most, least):
+            for chosen in most_and_least:
                 cells.append(", ".join(f"{partners[k]} {row[k]:.2f}" for k in chosen))
             found[kind].append(cells)
     return found

@@ -63,9 +63,8 @@ def _normalise(crops):
 def preprocess(image):
     """PIL image -> (3,224,224) float32: torchvision's Resize(256), CenterCrop(224), Normalize.
 
-    Any mode becomes RGB by PIL's `convert`, 16-bit greys by their upper 8 bits; ValueError: floats.
-    Orientation tags are ignored, as in published features: open photos by `data.open_photo` if they
-    should count.
+    Any mode becomes RGB by `data.rgb`; ValueError: floats outside [0, 1]. Orientation tags are
+    ignored, as in published features: open photos by `data.open_photo` if they should count.
     """
     return _normalise(_crop(data.rgb(image))[None])[0].contiguous()
 

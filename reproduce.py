@@ -32,11 +32,11 @@ import baselines
 import compcos
 import data
 import experiment
-from feasibility import median_mask, ranked_tables
+from evaluate import PROTOCOLS
+from feasibility import markdown, median_mask, ranked_tables
 from train import sweep
 
 PAPER = Path(__file__).parent / "results/paper"  # the paper's own tables and lists
-PROTOCOLS = ("published", "exact")
 CHOSEN_HERE = ("--world", "--recipe", "--model", "--mask", "--seed", "--out", "--resume",
                "--feasibility")
 STYLES = ("-", "--", ":", "-.")  # of lines, so that they are told apart in grey, too
@@ -203,16 +203,14 @@ def of_paper(results, kind):
 
 
 def cell(values):
-    """Mean and sample standard deviation (n - 1; of one value none) over the seeds.
+    """Mean and sample standard deviation over the seeds.
 
     >>> cell([1.0, 3.0, 5.0])
     {'mean': 3.0, 'std': 2.0, 'seeds': 3}
     """
     values = np.array(values, float)  # None, of a half without images, becomes NaN
-    deviation = np.nan
-    if len(values) > 1:
-        deviation = float(values.std(ddof=1))
-    return dict(mean=float(values.mean()), std=deviation, seeds=len(values))
+    std = float(experiment.deviation(values))
+    return dict(mean=float(values.mean()), std=std, seeds=len(values))
 
 
 def show(value, digits=1, scale=100):
@@ -225,14 +223,6 @@ def show(value, digits=1, scale=100):
     if value["seeds"] > 1:
         text += f" ± {scale * value['std']:.{digits}f}"
     return text
-
-
-def grid(head, rows):
-    """Lines of a Markdown table."""
-    lines = []
-    for row in (head, ["---" for _ in head], *rows):
-        lines.append("| " + " | ".join(row) + " |")
-    return [*lines, ""]
 
 
 # ---- the tables of accuracies ----
@@ -355,7 +345,7 @@ def table_lines(table, cells):
             theirs = [row["paper"].get(column, np.nan) for column in table.columns]
             rows.append(["the paper", *(f"{100 * value:.1f}" for value in theirs)])
     title = f"**{table.title}** ({table.phase}, {table.protocol} protocol)"
-    return [title, "", *grid(["", *table.columns], rows)]
+    return [title, "", *markdown(["", *table.columns], rows)]
 
 
 # ---- further sections: results -> (cells for report.json, Markdown lines) ----
@@ -379,7 +369,7 @@ def feasibility_text(results):
                 rows.append(["the paper", *(", ".join(end) for end in paper[name])])
             elif not paper and len(rows) < 25:
                 rows.append([name, *ends])
-        lines += grid([kind, "most feasible", "least feasible"], rows)
+        lines += markdown([kind, "most feasible", "least feasible"], rows)
         cells[kind] = rows
     cells["AUROC"] = cell([metrics["feasibility_auroc"] for metrics in runs])
     lines += [f"Unseen compositions {runs[0]['truth']} rank above the others with AUROC "
@@ -407,23 +397,23 @@ def who_is_right(closed, full):
 def qualitative_text(results):
     """Whom distractors mislead: shares of all test images."""
     dataset = results.prepared.dataset
-    known = dataset.candidates("val") | dataset.candidates("test")
-    without = "in no list"
+    exist = dataset.candidates("val") | dataset.candidates("test")
+    others = "in no list"
     if dataset.feasible is not None:
-        known = (dataset.feasible | dataset.seen).ravel()
-        without = "impossible"
-    known = np.array(dataset.compositions)[known]
+        exist = (dataset.feasible | dataset.seen).ravel()
+        others = "impossible"
+    existing = np.array(dataset.compositions)[exist]
     shares = []
     for runs in zip(results.runs["closed"], results.runs["full"]):
         closed, full = map(answers_of, runs)
         share = {kind: which.mean() for kind, which in who_is_right(closed, full).items()}
         for model, answers in (("closed model", closed["open"]), ("full model", full["open"]),
                                ("full model with mask", full["open_masked"])):
-            share[f"{without}: answers of the {model}"] = 1 - np.isin(answers, known).mean()
+            share[f"{others}: answers of the {model}"] = 1 - np.isin(answers, existing).mean()
         shares.append(share)
     cells = {kind: cell([share[kind] for share in shares]) for kind in shares[0]}
     rows = [[kind, show(value)] for kind, value in cells.items()]
-    return cells, grid(["test images (full model: with mask)", "%"], rows)
+    return cells, markdown(["test images (full model: with mask)", "%"], rows)
 
 
 def training_text(results):
@@ -449,7 +439,7 @@ def training_text(results):
              "bound, set by hand: a default of compcos.py or baselines.py, or an option of the "
              "command above. Where the best epoch is far below, it plays no part; where it is "
              "among the last, longer training may help. TMN was published with 600 negatives.", ""]
-    return cells, lines + grid(["run", "settings", *columns], rows)
+    return cells, lines + markdown(["run", "settings", *columns], rows)
 
 
 # ---- pictures: results -> a figure of matplotlib ----
@@ -662,7 +652,7 @@ def own_options():
     add("--out", type=Path, metavar="DIR", help="default runs/reproduce-DATASET")
     add("--backbone", metavar="WORDS", help="what made the features of a file, for the report")
     for name in systems():
-        add(f"--{name}", default="", metavar="'OPTIONS'",
+        add(f"--{name}", dest=name, default="", metavar="'OPTIONS'",
             help="for its runs alone, as '--epochs 100'")
     return parser
 

@@ -39,6 +39,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch.nn import functional as nnf
 
 import common
 import data
@@ -46,7 +47,7 @@ from evaluate import BiasSweep
 from feasibility import hard_mask
 
 LOG = ("epoch", "loss", "validation", "seconds")  # of an epoch, in its history and in log.csv
-SAVE_SECONDS = 30                             # at most this much training is lost to a crash
+SAVE_SECONDS = 30                             # a crash costs at most so much, and an epoch
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}     # scores held at once in evaluation, whatever N
 WARM_UP_STEPS = 3                             # eager steps that CUDA needs before a capture
 
@@ -71,6 +72,13 @@ def primitive_vectors(state_vectors, object_vectors):
     return states, objects
 
 
+def halves(linear, states, objects):
+    """Linear([e_s; e_o]) as a sum, a_s + b_o: what states (S, D) and objects (O, D) bring to it,
+    (S, H) with the bias, and (O, H)."""
+    of_states, of_objects = linear.weight.chunk(2, dim=1)
+    return nnf.linear(states, of_states, linear.bias), nnf.linear(objects, of_objects)
+
+
 # ---- scoring ----
 
 
@@ -78,7 +86,7 @@ def chunks(model, features, compositions):
     """Yield (slice, scores (B, C)) over images (N, F), as many at once as `CHUNK` scores allow (at
     least one)."""
     composition_count = len(model.states) * len(model.objects)
-    size = max(1, CHUNK.get(features.device.type, 1 << 22) // composition_count)
+    size = max(1, CHUNK.get(features.device.type, CHUNK["cpu"]) // composition_count)
     for start in range(0, len(features), size):
         part = slice(start, start + size)
         yield part, model.score(features[part], compositions).flatten(1)
@@ -101,18 +109,18 @@ def sweep(model, features, target, seen, candidates, *, primitives=True):
     for name, mask in candidates.items():
         allowed = torch.as_tensor(mask & ~seen.ravel(), device=device)
         hidden[name] = torch.where(allowed, 0.0, -torch.inf)
-    rows = {name: [] for name in candidates}
+    found = {name: [] for name in candidates}  # of each block of images, what is kept of them
     for _, scores in chunks(model, features, model.compositions()):
-        best_seen, where = scores[:, seen_columns].max(1)
+        best_seen, place = scores[:, seen_columns].max(1)             # (B,) each
         for name in candidates:
-            best_unseen, column = (scores + hidden[name]).max(1)
-            rows[name].append((best_seen, seen_columns[where], best_unseen, column))
+            best_unseen, column = (scores + hidden[name]).max(1)      # (B,) each
+            found[name].append((best_seen, seen_columns[place], best_unseen, column))
     pairs = index_pairs(seen) if primitives else None
     result = {}
     for name, mask in candidates.items():
-        kept = tuple(torch.cat(column).cpu().numpy() for column in zip(*rows[name]))
+        kept = tuple(torch.cat(blocks).cpu().numpy() for blocks in zip(*found[name]))
         swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
-        swept.update_kept(*(column[:, None] for column in kept), target)
+        swept.update_kept(*(array[:, None] for array in kept), target)  # (N, 1): the best one
         result[name] = (swept, kept)
     return result
 

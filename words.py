@@ -372,18 +372,21 @@ def _read_fasttext(file, wanted):
         raise ValueError("the fastText model is quantised (.ftz): take the full .bin")
 
     # The matrix: a row for each word, then one for each bucket of n-grams.
-    rows, width = struct.unpack("<2q", _take(file, 16))
-    if width != dim or rows < word_count + buckets:
-        raise ValueError(f"its matrix is {rows} x {width}")
+    height, width = struct.unpack("<2q", _take(file, 16))
+    if width != dim or height < word_count + buckets:
+        raise ValueError(f"its matrix is {height} x {width}")
     start = file.tell()
     rows_of = {}
     for word in wanted:
+        rows = []
         number, _ = entries.get(word, (word_count, None))
-        rows_of[word] = [number] if number < word_count else []
+        if number < word_count:  # it is in the dictionary, and no label
+            rows.append(number)
         # Phrases are not made up from n-grams, their parts are.
-        if rows_of[word] or not re.search(r"[_.]", word):
+        if rows or not re.search(r"[_.]", word):
             for hashed in _ngram_hashes(f"<{word}>", shortest, longest):
-                rows_of[word].append(word_count + hashed % buckets)
+                rows.append(word_count + hashed % buckets)
+        rows_of[word] = rows
     matrix = {}
     for row in sorted(set().union(*rows_of.values())):  # ascending, for gzip cannot go back
         file.seek(start + row * 4 * width)

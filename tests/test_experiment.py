@@ -407,7 +407,7 @@ def test_a_best_that_is_none(finished, tmp_path, change):
     earlier = torch.load(finished / "best.pt", weights_only=True)  # as of before these features
     del earlier["feature_mean"]
     torch.save(earlier, path)
-    with pytest.raises(ValueError, match="expected a compcos of this version.*; train anew"):
+    with pytest.raises(ValueError, match="expected the best.pt of a compcos.*; train anew"):
         CompCos.load(path)
     if isinstance(change, dict):
         change = torch.load(finished / "best.pt", weights_only=True) | change
