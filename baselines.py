@@ -522,8 +522,8 @@ class Apart(Compared):
 MODELS = dict(aop=AttributesAsOperators, leplus=LabelEmbedPlus, tmn=TMN, symnet=SymNet, apart=Apart)
 
 # Settings of training, which no constructor takes.
-TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, average=0.0, patience=None,
-                epoch_steps=0, vectors=["glove"])
+TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, epoch_steps=0,
+                vectors=["glove"])
 # The built-in dataset, for minutes on a CPU instead of hours.
 BUILT_IN = dict(batch_size=128, lr=1e-3)
 TMN_PUBLISHED = dict(epochs=100, batch_size=256, lr=1e-4)

@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -325,11 +324,10 @@ def spread(items, work):
 
 def check_shared(folder):
     """OSError unless every process sees in `folder` what the first one makes there."""
-    name = ""
+    made = Path(folder, f".shared-{gather(time.time_ns())[0]}")
     if rank() == 0:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        name = Path(tempfile.mkdtemp(prefix=".shared-", dir=folder)).name
-    made = Path(folder, gather(name)[0])
+        made.mkdir(parents=True)
+    gather(None)  # all wait until it is there
     sees = gather(made.is_dir())
     if rank() == 0:
         made.rmdir()

@@ -496,8 +496,8 @@ def read_features(path):
     with common.reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
         files = [plain(name) for name in stored["files"]]
         features = stored["features"]
-        if torch.is_tensor(features):  # with a gradient, sparse, or of a type that NumPy lacks
-            features = features.detach().to_dense().float()
+        if torch.is_tensor(features):  # with a gradient, or of a type that NumPy lacks
+            features = features.detach().float()
         features = np.asarray(features, np.float32)
         if features.ndim != 2 or features.size == 0 or len(features) != len(files):
             raise ValueError(f"{len(files)} files, features {features.shape}")

@@ -335,6 +335,9 @@ def one_seed(build, prepared, seed, out):
     dataset = prepared.dataset
     settings = dict(prepared.settings, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
+    # Without this a CPU adds up the gradient of `table[index]` in the order in which threads come.
+    torch.use_deterministic_algorithms(prepared.device.type == "cpu", warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # to fill it takes time
     torch.manual_seed(seed)
     model = build()
     arrays = arrays_of(prepared)

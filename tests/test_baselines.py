@@ -210,6 +210,16 @@ def test_main_trains_and_reports(name, toy, tmp_path):
         assert contents["config"].items() >= dict(width=4, negatives=20, rank=64).items()
 
 
+def test_two_threads_do_not_race(toy, tmp_path):
+    """Where they add up the gradient of an indexed table, as of aop's matrices."""
+    torch.set_num_threads(2)
+    for name in "ab":
+        run(toy, tmp_path / name, "--model", "aop", "--vectors", "random", "--epochs", 1)
+    torch.set_num_threads(1)
+    first, second = [(tmp_path / name / "best.pt").read_bytes() for name in "ab"]
+    assert first == second
+
+
 class Mine(baselines.Apart):
     def __init__(self, *arguments, scale=1.0):
         super().__init__(*arguments)
@@ -219,7 +229,7 @@ class Mine(baselines.Apart):
 def test_settings_of_a_model_of_ones_own(toy, tmp_path, monkeypatch):
     """What DEFAULTS has goes to the constructor and to the training, and an option before it."""
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
-    own = dict(scale=3.0, epochs=30, epoch_steps=9, patience=2, average=0.5)
+    own = dict(scale=3.0, epochs=30, epoch_steps=9)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=own))
     options = ["--model", "mine", "--vectors", "random", "--scale", 2]
     settings = run(toy, tmp_path / "own", *options)["settings"]

@@ -222,8 +222,8 @@ def test_what_all_find_wrong_is_said_once(done):
 
 
 def test_interrupt_ends_all_and_keeps_the_epochs(jobs):
-    folder, status, out, error = jobs[0]
-    assert status != 0 and out == ""
+    folder, status, _, error = jobs[0]
+    assert status != 0
     assert error.count("stopped: ") == 1
     assert (folder / "endless/last.pt").exists()
 
