@@ -180,14 +180,14 @@ def bench_members(options):
                   "the paper's")
 
 
-def time_run(folder, recipe, members):
-    """Seconds of 40 epochs and all evaluation on the built-in data below a folder."""
+def time_run(folder, recipe, members, epochs=40):
+    """Seconds of so many epochs and all evaluation on the built-in data below a folder."""
     parser = argparse.ArgumentParser()
     compcos.add_options(parser)
     with tempfile.TemporaryDirectory() as out, redirect_stdout(io.StringIO()):
         options = parser.parse_args([
             "--data-root", folder, "--recipe", recipe, "--members", str(members),
-            "--epochs", "40", "--patience", "0", "--out", out])
+            "--epochs", str(epochs), "--patience", "0", "--out", out])
         prepared = experiment.prepare(options, "compcos", compcos.defaults(recipe))
         start = time.perf_counter()
         experiment.experiment(lambda: compcos.make_model(prepared), prepared)
