@@ -398,9 +398,7 @@ def printing():
 
 def is_out_of_memory(error):
     """Whether an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return "allocate memory" in str(error)
+    return isinstance(error, MemoryError) or "allocate" in str(error)
 
 
 def say_once(text):

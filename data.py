@@ -348,7 +348,8 @@ def photo_suffixes():
     """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
     register_plugins()
     suffixes = Image.registered_extensions()
-    return {suffix for suffix, name in suffixes.items() if name in set(Image.OPEN) - NO_PHOTOS}
+    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # which the plugin of JPEG opens
+    return {suffix for suffix, name in suffixes.items() if name in opened}
 
 
 def photo_files(root):
@@ -420,10 +421,12 @@ def missing_photos(dataset):
 
 
 def broken_photos(dataset):
-    """{image: why} of the photos that cannot be read; each is decoded to its end."""
+    """{image: why} of the photos that are there and cannot be read; each is decoded to its end."""
     def problem(image):
         try:
             open_photo(dataset.path(image), dataset.upright)
+        except FileNotFoundError:
+            pass  # see missing_photos
         except ValueError as error:
             return str(error)
 
@@ -675,15 +678,15 @@ def main(argv=None):
         print(f"note: {note}")
     if finished_features(dataset) is not None:
         return
-    problem = missing_photos(dataset)
-    if problem:
-        raise ValueError(problem)
     unnamed = len(photo_files(dataset.folder)[0]) - len(dataset.every_image)
     if unnamed > 0:
         print(f"note: photos in {dataset.folder} that no set has: {unnamed:,}")
     broken = broken_photos(dataset)
     if broken:
         print(f"note: cannot be read, and --skip-broken leaves out: {with_reasons(broken)}")
+    problem = missing_photos(dataset)
+    if problem:
+        raise ValueError(problem)
 
 
 if __name__ == "__main__":

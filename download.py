@@ -35,9 +35,7 @@ ADDRESSES = {
     "fasttext": "https://dl.fbaipublicfiles.com/fasttext/vectors-crawl/cc.en.300.bin.gz",
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
 }
-SIZES = "word2vec (1.5 GB), fasttext (4.2 GB), glove (0.8 GB)"
 MB = 2**20
-TIMEOUT = 60  # seconds without a byte that end a try
 ARCHIVE_STARTS = b"PK", b"\x1f\x8b"  # of zip and of gzip
 
 
@@ -86,7 +84,7 @@ def obtain(source, folder, content, find):
 # ---- fetching ------------------------------------------------------------------------------------
 
 
-def fetch(url, file, *, timeout=TIMEOUT, tries=4, wait=1):
+def fetch(url, file, *, timeout=60, tries=4, wait=1):
     """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
 
     timeout: seconds without a byte that end a try; wait: seconds before the second try, twice that
@@ -115,7 +113,9 @@ def receive(url, file, timeout):
     part = file.with_name(f".{file.name}.{size}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size if size and part.exists() else 0
-    need = 2 * size - have  # the archive, and what it unpacks to at least
+    need = size - have
+    if file.suffix != ".gz":  # what it unpacks to, at least
+        need += size
     free = shutil.disk_usage(file.parent).free
     if free < need:
         raise OSError(f"{file.parent}: {need:,} bytes are needed, {free:,} are free")
@@ -263,7 +263,8 @@ def main(argv=None):
     parser.add_argument("--data-root", default="data", metavar="DIR",
                         help="where datasets and word vectors go (default: data)")
     parser.add_argument("--vectors", nargs="+", default=[], choices=list(FILES), metavar="NAME",
-                        help=f"also these word vectors: {SIZES}")
+                        help="also these word vectors: word2vec (1.5 GB), fasttext (4.2 GB), "
+                             "glove (0.8 GB)")
     options = parser.parse_args(argv)
     fetched = download(options.name, options.data_root, options.vectors)
     print(f"fetched {', '.join(fetched) or 'nothing'}; all of it is in {options.data_root}")

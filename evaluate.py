@@ -401,8 +401,8 @@ def _checked_best(name, scores, columns, group, shape):
     valid = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
     good = valid[:, :filled].all(axis=1) & (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
     if not good.all():
-        raise ValueError(f"{name} row {good.argmin()} must hold scores of {name} candidates, "
-                         "best first")
+        raise ValueError(f"{name} row {good.argmin()} must hold finite scores of {name} "
+                         "candidates, best first")
     return scores, columns
 
 

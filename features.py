@@ -179,11 +179,8 @@ def pick_device(name="auto"):
     Under torchrun "auto" and "cuda" are the process's own GPU. ValueError: it is not there.
     """
     if name == "auto":
-        name = "cpu"
-        if torch.backends.mps.is_available():
-            name = "mps"
-        if torch.cuda.is_available():
-            name = "cuda"
+        found = torch.accelerator.current_accelerator(check_available=True)
+        name = found.type if found else "cpu"
     try:
         if name == "cuda" and "LOCAL_RANK" in os.environ:
             name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
@@ -368,7 +365,7 @@ def find_images(arguments):
     for folder in {path.parent for path in found if path.exists()}:
         left += [path for path in folder.iterdir()
                  if path.suffix.lower() in suffixes and path.suffix not in endings]
-    if left and len(found) > 1:
+    if left and found != list(map(Path, arguments[:1])):  # who names one photo wants that one
         print(f"note: photos beside these with other endings are left: {common.some(sorted(left))}")
     return list(map(str, dict.fromkeys(found)))
 
@@ -478,7 +475,8 @@ def _known_rows(dataset, places, key, skip_broken):
             stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
     problem = data.missing_photos(dataset)
     if problem and not (skip_broken and stamps):
-        raise FileNotFoundError(f"{problem}; put them there, or give --features FILE")
+        raise FileNotFoundError(f"{problem}; put them there, or give --features FILE; `python "
+                                "data.py` says whether others are broken")
     rows = {}
     for place in places:
         for name, row in _read_cache(place, key).items():

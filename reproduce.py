@@ -209,8 +209,8 @@ def cell(values):
     {'mean': 3.0, 'std': 2.0, 'seeds': 3}
     """
     values = np.array(values, float)  # None, of a half without images, becomes NaN
-    std = float(experiment.deviation(values))
-    return dict(mean=float(values.mean()), std=std, seeds=len(values))
+    return dict(mean=float(values.mean()), std=float(experiment.deviation(values)),
+                seeds=len(values))
 
 
 def show(value, digits=1, scale=100):
@@ -438,7 +438,8 @@ def training_text(results):
              "CompCos in the open world, of all else in the closed one. The setting `epochs` is a "
              "bound, set by hand: a default of compcos.py or baselines.py, or an option of the "
              "command above. Where the best epoch is far below, it plays no part; where it is "
-             "among the last, longer training may help. TMN was published with 600 negatives.", ""]
+             "among the last, longer training may help. TMN was published with 600 negatives. τ of "
+             "-1 hides nothing.", ""]
     return cells, lines + markdown(["run", "settings", *columns], rows)
 
 
@@ -679,6 +680,7 @@ def main(argv=None):
         parse(f"reproduce.py --{name}", shlex.split(vars(options)[name]), module)
     parsed = parse("reproduce.py", shared, experiment)
     parsed.seed = options.seed
+    parsed.out = options.out
     prepared = experiment.prepare(parsed, "compcos", compcos.defaults("paper"))
     out = options.out or Path("runs", f"reproduce-{prepared.dataset.name}")
     common.check_shared(out)

@@ -389,11 +389,11 @@ def go_on(path, parts, settings, epochs):
     `epochs`."""
     with common.reading(path, "give the same options and data, or another --out"):
         state = data.load_tensors(path)
-        for key in sorted(settings.keys() - {"epochs", "device"}):
+        for key, value in settings.items():
             there = state["settings"].get(key)
-            if there != settings[key]:
-                raise ValueError(f"{path} is of another run ({key}: {there!r} there, "
-                                 f"{settings[key]!r} here)")
+            if there != value and key not in ("epochs", "device"):
+                raise ValueError(f"{path} is of another run ({key}: {there!r} there, {value!r} "
+                                 "here)")
         if state["epoch"] > epochs:
             raise ValueError(f"{path} is at epoch {state['epoch']}, past --epochs {epochs}")
         for name, part in parts.items():
