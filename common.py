@@ -233,8 +233,8 @@ def check_writable(folder, option="--out"):
 def lock(folder):
     """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
 
-    The lock is the operating system's, on the file `.lock`, and ends with the process. Where the
-    system has no locks, a warning says so.
+    The lock is the operating system's, on the file `.lock`, and ends with the process: systems
+    differ, which is why it stands here. Where there are no locks, a warning says so.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -337,6 +337,8 @@ def check_shared(folder):
 
 
 # ---- scripts ----
+#
+# `command` is what they use; what follows it are its parts.
 
 
 def command(main):

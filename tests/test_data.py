@@ -315,7 +315,7 @@ def test_what_is_no_photo_says_why(tmp_path):
 
 
 def test_every_photo_format_is_taken_and_the_rest_named(tmp_path):
-    suffixes = {".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".tif", ".bmp", ".gif", ".webp"}
+    suffixes = {".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".tif", ".bmp", ".gif", ".webp", ".mpo"}
     assert suffixes <= data.photo_suffixes()
     taken = ["a.jpg", "wet/a.TIF", "wet/dog/a.gif"]
     for name in (*taken, "b.xyz", "wet/b.pdf", ".DS_Store", "wet/._1.jpg", "wet/@eaDir/1.jpg"):
