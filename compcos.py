@@ -276,10 +276,8 @@ class LossInChunks(torch.autograd.Function):
             of_states.append(gradients[0])
             of_objects.append(gradients[1])
             for i, gradient in enumerate(gradients[2:]):
-                if sums[i] is None:
-                    sums[i] = gradient
-                elif gradient is not None:
-                    sums[i] = sums[i] + gradient
+                if gradient is not None:
+                    sums[i] = gradient if sums[i] is None else sums[i] + gradient
             total += loss.detach()
         ctx.save_for_backward(torch.cat(of_states), torch.cat(of_objects), *sums)
         return total

@@ -13,7 +13,6 @@ import http.client
 import os
 import shutil
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -36,6 +35,7 @@ ADDRESSES = {
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
 }
 MB = 2**20
+TIMEOUT = 60  # seconds without a byte that end a download
 ARCHIVE_STARTS = b"PK", b"\x1f\x8b"  # of zip and of gzip
 
 
@@ -84,30 +84,26 @@ def obtain(source, folder, content, find):
 # ---- fetching ------------------------------------------------------------------------------------
 
 
-def fetch(url, file, *, timeout=60, tries=4, wait=1):
-    """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier try.
+def fetch(url, file):
+    """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier start.
 
-    timeout: seconds without a byte that end a try; wait: seconds before the second try, twice that
-    before the third and so on. ConnectionError (an OSError): not reached in `tries`, or no such
-    address; ValueError: what came is no archive.
+    ConnectionError (an OSError): not reached, broken off, or no such address; ValueError: what came
+    is no archive.
     """
     if file.exists():
         return
-    for attempt in range(tries):
-        time.sleep(wait * attempt)
-        try:
-            receive(url, file, timeout)
-            return
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
-                TimeoutError) as error:
-            why = str(error) or type(error).__name__
-    raise ConnectionError(f"{url}: {why}; run it again to go on from what has come, or save that "
-                          f"file as {file}")
+    try:
+        receive(url, file)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
+            TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise ConnectionError(f"{url}: {why}; run it again to go on from what has come, or save "
+                              f"that file as {file}") from None
 
 
-def receive(url, file, timeout):
-    """One try of `fetch`. ConnectionError if the answer ends early."""
-    with ask(url, timeout) as answer:  # for its headers alone
+def receive(url, file):
+    """What `fetch` does. ConnectionError if the answer ends early."""
+    with ask(url) as answer:  # for its headers alone
         size = int(answer.headers.get("Content-Length", 0))  # 0: unknown
     # Another version has another size, and another part: this one would be no start of it.
     part = file.with_name(f".{file.name}.{size}.part")
@@ -120,7 +116,7 @@ def receive(url, file, timeout):
     if free < need:
         raise OSError(f"{file.parent}: {need:,} bytes are needed, {free:,} are free")
     if have < size or size == 0:
-        with ask(url, timeout, Range=f"bytes={have}-") as answer:
+        with ask(url, Range=f"bytes={have}-") as answer:
             is_rest = answer.status == 206  # else it is the whole
             save(answer, part, "ab" if is_rest and have else "wb", size)
     have = part.stat().st_size
@@ -135,10 +131,10 @@ def receive(url, file, timeout):
     os.replace(part, file)
 
 
-def ask(url, timeout, **headers):
+def ask(url, **headers):
     """Open an address."""
     request = urllib.request.Request(url, headers={"User-Agent": "compcos", **headers})
-    return urllib.request.urlopen(request, timeout=timeout)
+    return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 
 def save(answer, part, mode, size):

@@ -214,7 +214,7 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
 
     values, draws = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
-        differences = draws.get(f"{name}_difference", [])  # none without a confidence
+        differences = draws[f"{name}_difference"]
         leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
         values[f"{name}_a_leads"] = float(leads)
     return values | {"topk": sweep_a.topk, "protocol": protocol}
@@ -397,11 +397,13 @@ def _checked_best(name, scores, columns, group, shape):
     scores[:, filled:] = -np.inf
     columns[:, filled:] = -1
 
-    # Candidates with finite scores, best first.
+    # Distinct candidates with finite scores, best first.
     valid = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
-    good = valid[:, :filled].all(axis=1) & (scores[:, 1:] <= scores[:, :-1]).all(axis=1)
+    distinct = np.diff(np.sort(columns[:, :filled])) > 0
+    good = (valid[:, :filled].all(axis=1) & distinct.all(axis=1)
+            & (scores[:, 1:] <= scores[:, :-1]).all(axis=1))
     if not good.all():
-        raise ValueError(f"{name} row {good.argmin()} must hold finite scores of {name} "
+        raise ValueError(f"{name} row {good.argmin()} must hold finite scores of distinct {name} "
                          "candidates, best first")
     return scores, columns
 

@@ -27,8 +27,8 @@ import features as image_features
 import words
 from evaluate import PROTOCOLS, accuracy_at, threshold_sweep
 from feasibility import auroc, greatest_threshold, hard_mask, write_csv
-from train import (check_model, chunks, fit, fit_temperature, index_pairs, selection,
-                   sweep)
+from train import (check_model, check_settings, chunks, fit, fit_temperature, index_pairs,
+                   selection, sweep)
 
 RUNS = Path("runs")  # where the results go without --out
 RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
@@ -245,16 +245,16 @@ def experiment(build, prepared):
             print("\n".join(table_notes(metrics)), flush=True)
         finished = finished_seeds(out)
         if len(finished) > 1:
-            which = f"mean ± std of {len(finished)} seeds"
             mean = combine(finished, np.mean)
             std = combine(finished, deviation)
-            print(table(finished, which, mean["test"], std["test"]))
+            print(table(finished, f"mean ± std of {len(finished)} seeds", mean["test"],
+                        std["test"]))
             all_seeds = [metrics["settings"]["seed"] for metrics in finished]
             if is_first:
                 write_json(out / "metrics.json", dict(settings=dict(settings, seeds=all_seeds),
                                                       versions=versions(), mean=mean, std=std))
-    run = folder_of(out, seeds[0], seeds)
-    print(f"{LEGEND}\nwritten to {out}; next: {next_step(prepared, run)}")
+    next_command = next_step(prepared, folder_of(out, seeds[0], seeds))
+    print(f"{LEGEND}\nwritten to {out}; next: {next_command}")
     return results
 
 
@@ -282,26 +282,19 @@ def last_folder(settings):
 def check_place(out, seeds, resume):
     """ValueError where the runs of these seeds would replace one in the folder `out`, or mix with
     it."""
-    is_taken = has_seeds(out) or any((out / name).exists() for name in RUN_FILES)
-    if is_taken and not resume:
+    is_single = not has_seeds(out) and any((out / name).exists() for name in RUN_FILES)
+    if (is_single or has_seeds(out)) and not resume:
         raise ValueError(f"{out} holds a run: --resume goes on with it, another --out begins one")
-    if (out / "last.pt").exists() and len(seeds) > 1:
+    if is_single and len(seeds) > 1:
         raise ValueError(f"{out} holds the run of a single seed, which others cannot join: give "
                          "another --out")
 
 
 def check_joined(out, seeds, settings):
-    """ValueError where finished seeds in the folder `out`, which others join, had other settings.
-    """
-    for metrics in finished_seeds(out):
-        there = metrics["settings"]
-        if there["seed"] in seeds:  # looked at when its training goes on
-            continue
-        for name in settings:
-            if name != "device" and there.get(name) != settings[name]:
-                raise ValueError(f"{name}: {there.get(name)!r} of seed {there['seed']} in {out}, "
-                                 f"{settings[name]!r} here: give the same options and data, or "
-                                 "another --out")
+    """ValueError where seeds in the folder `out`, which others join, had other settings."""
+    for path, there in recorded_settings(out):
+        if there["seed"] not in seeds:  # those are looked at when their training goes on
+            check_settings(path, there, settings, free=["device"])
 
 
 def finished_seeds(out):
@@ -310,12 +303,12 @@ def finished_seeds(out):
     return sorted(found, key=lambda metrics: metrics["settings"]["seed"])
 
 
-def recorded_weights(out):
-    """The weights of the backbone that the run in a folder has in its settings; None: it has none,
-    or is not there."""
+def recorded_settings(out):
+    """Yield last.pt and the settings of each run that a folder holds, finished or begun."""
     for path in out.glob("**/last.pt"):
         with common.reading(path, "restore the file, or give another --out"):
-            return data.load_tensors(path)["settings"]["weights"]
+            settings = data.load_tensors(path)["settings"]
+        yield path, settings
 
 
 def folder_of(out, seed, seeds):
@@ -334,6 +327,9 @@ def one_seed(build, prepared, seed, out):
     """Train and test one seed, write all into the folder `out`; what metrics.json holds."""
     dataset = prepared.dataset
     settings = dict(prepared.settings, seed=seed)
+    if (out / "metrics.json").exists() and not (out / "last.pt").exists():
+        raise ValueError(f"{out} holds a run without last.pt, from which it would go on: give "
+                         "another --out")
     out.mkdir(parents=True, exist_ok=True)
     # Without this a CPU adds up the gradient of `table[index]` in the order in which threads come.
     torch.use_deterministic_algorithms(prepared.device.type == "cpu", warn_only=True)
@@ -375,7 +371,7 @@ def train_model(model, arrays, prepared, settings, out):
         world = dataset.candidates("val")
 
     def validate():
-        found = sweep(model, *arrays["val"], dataset.seen, dict(world=world), primitives=False)
+        found = sweep(model, *arrays["val"], dataset.seen, dict(world=world))
         swept, _ = found["world"]
         return selection(swept.report())
 
@@ -550,7 +546,7 @@ S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic m
 their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
 fixed_bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
 closed: the answers are what training or the test's list shows. open: all. open_masked: what is
-seen, or of a feasibility of at least τ. S is the same in all: its bias leaves only the seen
+seen, or of a feasibility of at least τ. S, where exact, is the same in all: only the seen are left
 Few unseen compositions tell little; how far the AUC holds: evaluate.py --confidence 0.95 --unit
 composition"""
 
@@ -597,15 +593,13 @@ def table_notes(metrics):
     threshold = "none"
     if metrics["threshold"] > -1:
         threshold = f"τ = {metrics['threshold']:.3f}"
-    lines = [
+    return [
         f"hard mask: {threshold}, which leaves {sizes['open_masked']:,} of {sizes['open']:,} "
         "compositions",
         f"probability of an answer among these: {sure['probability']:.0%} in the mean over the "
-        f"test, where {sure['right']:.0%} of the answers are right"]
-    if math.isfinite(metrics["feasibility_auroc"]):
-        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
-                     f"others with AUROC {metrics['feasibility_auroc']:.3f}")
-    return lines
+        f"test, where {sure['right']:.0%} of the answers are right",
+        f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC "
+        f"{metrics['feasibility_auroc']:.3f}"]
 
 
 # ---- options ----
@@ -698,7 +692,8 @@ def prepare(options, model, defaults):
     weights = options.weights
     if options.resume:
         out = out or last_folder(settings)
-        weights = weights or recorded_weights(out)
+        for _, recorded in recorded_settings(out):
+            weights = weights or recorded["weights"]
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
         skip_broken=options.skip_broken, fallback=fallback)

@@ -541,9 +541,10 @@ def ranked_tables(feasibility, seen, states, objects, *, top=3):
     found = {}
     for kind, (names, partners, ends, scores) in tables.items():
         found[kind] = []
-        for name, most_and_least, row in zip(names, ends, scores):
+        for name, (most, least), row in zip(names, ends, scores):
             cells = [name]
-            for chosen in most_and_least:
+            least = least[~np.isin(least, most)]  # of few each is named once
+            for chosen in (most, least):
                 cells.append(", ".join(f"{partners[k]} {row[k]:.2f}" for k in chosen))
             found[kind].append(cells)
     return found
@@ -558,7 +559,7 @@ def _print_agreement(score, vectors, seen, known):
     for seed in range(10):
         random = np.random.default_rng(seed)
         shuffled.append(score(*(random.permutation(rows) for rows in vectors)))
-    runs_of = {"these vectors": [score(*vectors)], "shuffled vectors": shuffled}
+    runs_of = {"these vectors": [score(*vectors)], "shuffled (± deviation, n - 1)": shuffled}
     if "published" in known:
         runs_of["published"] = [known["published"]]
 

@@ -199,6 +199,8 @@ class Results(NamedTuple):
 
 def of_paper(results, kind):
     """The paper's own "tables" or "ranked" lists of this dataset; empty where it has none."""
+    if results.prepared.dataset.upright:  # a folder of one's own that is called as the paper's are
+        return {}
     return experiment.read_json(PAPER / f"{kind}.json").get(results.prepared.dataset.name, {})
 
 

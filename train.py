@@ -93,14 +93,13 @@ def chunks(model, features, compositions):
 
 
 @torch.no_grad()
-def sweep(model, features, target, seen, candidates, *, primitives=True):
+def sweep(model, features, target, seen, candidates):
     """Score images (N, F) once, against every mask (C,) of the dict `candidates`: {name:
     (BiasSweep, kept)}. The model is left in evaluation mode.
 
     Scores are reduced where they are made: of each image only the best seen and the best unseen
     candidate leave the device, as kept = (scores, columns, scores, columns), (N,) each. Every mask
-    must hold all seen compositions. Without `primitives` the accuracies on states and objects are
-    left out, which saves their time.
+    must hold all seen compositions.
     """
     device = features.device
     model.eval()
@@ -115,11 +114,10 @@ def sweep(model, features, target, seen, candidates, *, primitives=True):
         for name in candidates:
             best_unseen, column = (scores + hidden[name]).max(1)      # (B,) each
             found[name].append((best_seen, seen_columns[place], best_unseen, column))
-    pairs = index_pairs(seen) if primitives else None
     result = {}
     for name, mask in candidates.items():
         kept = tuple(torch.cat(blocks).cpu().numpy() for blocks in zip(*found[name]))
-        swept = BiasSweep(seen.ravel(), candidates=mask, pairs=pairs)
+        swept = BiasSweep(seen.ravel(), candidates=mask, pairs=index_pairs(seen))
         swept.update_kept(*(array[:, None] for array in kept), target)  # (N, 1): the best one
         result[name] = (swept, kept)
     return result
@@ -389,11 +387,7 @@ def go_on(path, parts, settings, epochs):
     `epochs`."""
     with common.reading(path, "give the same options and data, or another --out"):
         state = data.load_tensors(path)
-        for key, value in settings.items():
-            there = state["settings"].get(key)
-            if there != value and key not in ("epochs", "device"):
-                raise ValueError(f"{path} is of another run ({key}: {there!r} there, {value!r} "
-                                 "here)")
+        check_settings(path, state["settings"], settings, free=["epochs", "device"])
         if state["epoch"] > epochs:
             raise ValueError(f"{path} is at epoch {state['epoch']}, past --epochs {epochs}")
         for name, part in parts.items():
@@ -402,6 +396,15 @@ def go_on(path, parts, settings, epochs):
             group["capturable"] = parts["model"].states.device.type == "cuda"
         parts["model"].after_epoch(state["epoch"])  # what it sets, as margins, is made anew
     return state
+
+
+def check_settings(path, there, settings, free):
+    """ValueError where the settings of the run in `path` are others than these, but the free ones.
+    """
+    for name, value in settings.items():
+        if name not in free and there.get(name) != value:
+            raise ValueError(f"{path} is of another run ({name}: {there.get(name)!r} there, "
+                             f"{value!r} here, which must agree)")
 
 
 def adam(model, lr, weight_decay, device):

@@ -420,6 +420,7 @@ def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeyp
     ("seen_scores", [0.5, 0.1, 0.2]),
     ("unseen_scores", [0.5, np.nan, 0.1]),
     ("seen_columns", [3, 1, 0]),
+    ("unseen_columns", [3, 3, 4]),
 ])
 def test_bad_kept_scores_are_named(name, value):
     kept = dict(seen_scores=[[0.5, 0.2, 0.1]], seen_columns=[[1, 0, 2]],

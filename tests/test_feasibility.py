@@ -206,7 +206,7 @@ def test_script_gets_the_figures_of_cgqa(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| scores of | rank correlation | AUROC |"
     assert lines[2:5] == ["| these vectors | 0.956 | 0.93 |",
-                          "| shuffled vectors | 0.396 ± 0.011 | 0.808 ± 0.0073 |",
+                          "| shuffled (± deviation, n - 1) | 0.396 ± 0.011 | 0.808 ± 0.0073 |",
                           "| published | 1 | 0.932 |"]
 
 
@@ -269,6 +269,7 @@ def test_script_prints_the_tables(files, capsys):
     assert out == run(capsys, "--top", "1", "--vectors", "vectors.txt.gz")
     assert out.count("| most feasible |") == 3
     assert "| all | small dog 0.70 | " in out
+    assert "| cat | wet 0.70, old 0.45 |  |" in run(capsys)
     assert "| cat | wet 0.70 | old 0.45 |" in out  # wet: (0.6 + 0.8) / 2; old: (2 / √5 + 0) / 2
 
 
