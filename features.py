@@ -491,7 +491,7 @@ def _make(dataset, kind, weights, device, fallback, skip_broken):
     Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
     """
     key = describe(kind, weights, dataset.upright)
-    name = f"{kind or 'features'}.npz"
+    name = "pixels_cache.npz" if kind == PIXELS else "features.npz"
     places = dataset.folder / name, Path(fallback, f"{dataset.name}-{name}")
     known = _known_rows(dataset, places, key, skip_broken)
     rows, todo = common.gather(known)[0]  # what the first process lacks is what all make
@@ -526,7 +526,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     file: .npz with `files` and `features` in any order, or the same by torch.save; "pixels": 16 x
     16 of them, made here. None: features.npz or resnet18_featurers.t7 in the dataset's folder,
     else ResNet-18's with `weights` (see `load_backbone`). What is made here is cached, in
-    features.npz or pixels.npz, and made anew where images or weights are others than before.
+    features.npz or pixels_cache.npz, and made anew where images or weights are others than before.
 
     fallback: the folder for the cache if the dataset's cannot be written, which a note says.
     skip_broken: the dataset comes back without the images that have no features; otherwise

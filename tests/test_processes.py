@@ -175,7 +175,7 @@ def test_parts_of_two_processes(done, part):
 
 
 def test_photos_and_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
-    (toy / "pixels.npz").unlink()  # the cache, so that one process makes them anew
+    (toy / "pixels_cache.npz").unlink()  # the cache, so that one process makes them anew
     one = run_one(seeds_options(toy, tmp_path))
     two = said_by(done, "seeds")
     assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
