@@ -433,7 +433,7 @@ class TMN(Compared):
         """
         # W1 [e_s; e_o] is a half for each state, and one for each object.
         state, object_ = self.primitives(index)
-        state_half, object_half = halves(self.gater, self.states, self.objects)   # (.,rank)
+        state_half, object_half = halves(self.gater, self.states, self.objects)  # (S or O,rank)
         hidden = torch.relu(self.gater_norm(state_half[state] + object_half[object_]))
         size = self.config["modules"]
         return self.gates(hidden).unflatten(1, (-1, size)).softmax(2).split(size, 1)
