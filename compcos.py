@@ -64,7 +64,8 @@ class CompCos(nn.Module):
         """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what
         else the file holds.
 
-        A file of several members gives `Members`, which score and predict as one model does. ValueError names a file that is none, or of another version.
+        A file of several members gives `Members`, which score and predict as one model does.
+        ValueError names a file that is none, or of another version.
         """
         checkpoint = experiment.load_best(path)
         with common.reading(path, "train anew, or restore the file"):
