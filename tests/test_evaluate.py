@@ -418,6 +418,7 @@ def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeyp
 
 @pytest.mark.parametrize("name, value", [
     ("seen_scores", [0.5, 0.1, 0.2]),
+    ("seen_scores", [0.1, 0.5, 0.0]),
     ("unseen_scores", [0.5, np.nan, 0.1]),
     ("seen_columns", [3, 1, 0]),
     ("unseen_columns", [3, 3, 4]),
