@@ -184,7 +184,8 @@ def test_one_half_alone(protocol, half):
 def test_published_biases_as_described(kind, k):
     scores, target, seen, masks = problem(3, kind, n=90)
     candidates = masks["candidates"] | seen
-    curve = sweep_of(scores, target, seen, candidates=candidates, topk=k).curve("published")
+    sweep = sweep_of(scores, target, seen, candidates=candidates, topk=k)
+    curve = sweep.curve("published")
     right = [y in top(row, seen, candidates, k, 1000.0) for row, y in zip(scores, target)]
     best_seen = np.sort(np.where(seen, scores, -np.inf), axis=1)[:, -k]
     gaps = best_seen - scores[np.arange(90), target]
@@ -192,6 +193,9 @@ def test_published_biases_as_described(kind, k):
     assert [*curve.bias] == [*d[:: max(len(d) // 20, 1)], 1000.0]
     for bias, *point in zip(*curve):
         assert tuple(point) == accuracies(scores, target, seen, candidates, k, bias)
+    # The area begins at the first of these points, and not at unseen accuracy 0.
+    area = (curve.seen[1:] + curve.seen[:-1]) @ np.diff(curve.unseen) / 2
+    assert sweep.report("published")["auc"] == pytest.approx(area)
 
 
 GOLDEN = {
