@@ -253,8 +253,8 @@ def experiment(build, prepared):
             if is_first:
                 write_json(out / "metrics.json", dict(settings=dict(settings, seeds=all_seeds),
                                                       versions=versions(), mean=mean, std=std))
-    next_command = next_step(prepared, folder_of(out, seeds[0], seeds))
-    print(f"{LEGEND}\nwritten to {out}; next: {next_command}")
+    print(LEGEND)
+    print(f"written to {out}; next: {next_step(prepared, folder_of(out, seeds[0], seeds))}")
     return results
 
 
@@ -292,9 +292,9 @@ def check_place(out, seeds, resume):
 
 def check_joined(out, seeds, settings):
     """ValueError where seeds in the folder `out`, which others join, had other settings."""
-    for path, there in recorded_settings(out):
+    for there in recorded_settings(out):
         if there["seed"] not in seeds:  # those are looked at when their training goes on
-            check_settings(path, there, settings, free=["device"])
+            check_settings(out, there, settings, free=["device"])
 
 
 def finished_seeds(out):
@@ -304,11 +304,13 @@ def finished_seeds(out):
 
 
 def recorded_settings(out):
-    """Yield last.pt and the settings of each run that a folder holds, finished or begun."""
+    """Yield the settings of each run that a folder holds, finished or begun, or both."""
+    for metrics in finished_seeds(out):
+        yield metrics["settings"]
     for path in out.glob("**/last.pt"):
         with common.reading(path, "restore the file, or give another --out"):
             settings = data.load_tensors(path)["settings"]
-        yield path, settings
+        yield settings
 
 
 def folder_of(out, seed, seeds):
@@ -692,7 +694,7 @@ def prepare(options, model, defaults):
     weights = options.weights
     if options.resume:
         out = out or last_folder(settings)
-        for _, recorded in recorded_settings(out):
+        for recorded in recorded_settings(out):
             weights = weights or recorded["weights"]
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
