@@ -24,7 +24,7 @@ only where scores lie closer than its step of 1e-4.
 
 Torch tensors are taken as they are, bfloat16 by `.float()`. From a dictionary of scores by pair:
 `np.stack([d[p] for p in pairs], 1)`. Larger than memory: one `BiasSweep`, `update` a block; over
-several machines: `merge`. Reduced on a GPU: `update_kept`. Two systems on the same images:
+several machines: `merge`. Reduced on a GPU: `update_topk`. Two systems on the same images:
 `compare`.
 
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
@@ -104,7 +104,7 @@ class BiasSweep:
         best = _each_block(scores, target, len(self.seen), reduce)
         self._parts.append(_decisive(*best, self._codes))
 
-    def update_kept(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
+    def update_topk(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
         """Add B images already reduced to the k best seen and the k best unseen candidates.
 
         Scores and columns (B, min(k, P)) each, best first; where a group has fewer candidates the

@@ -26,7 +26,7 @@ import drawings
 import features as image_features
 import words
 from evaluate import PROTOCOLS, accuracy_at, threshold_sweep
-from feasibility import auroc, greatest_threshold, hard_mask, write_csv
+from feasibility import auroc, conformal_threshold, hard_mask, write_csv
 from train import (check_model, check_settings, chunks, fit, fit_temperature, index_pairs,
                    selection, sweep)
 
@@ -71,7 +71,7 @@ def unseen_shown(target, seen):
 def best_threshold(model, features, target, seen, rho, *, mask="paper"):
     """τ of the hard mask (Eq. 6): of 50 over the range of unseen ρ, by validation AUC (exact).
 
-    mask: "paper", by its rule, or "justified", in which τ is at most `greatest_threshold` and must
+    mask: "paper", by its rule, or "justified", in which τ is at most `conformal_threshold` and must
     gain more than a mask is expected to lose; -1, which hides nothing, where there is no such τ.
     Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
     masked.
@@ -85,10 +85,10 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
         shown = unseen_shown(target, seen)
-        auc = auc[thresholds <= greatest_threshold(rho.ravel()[shown])]  # those up to it
+        auc = auc[thresholds <= conformal_threshold(rho.ravel()[shown])]  # those up to it
         # auc[0] is that of the least threshold, which hides nothing, and the best one must be ahead
         # of it in new data. A τ that hides r of the n unseen compositions shown is expected to hide
-        # (r + 1) / (n + 1) of the next ones (see greatest_threshold). So of what validation left
+        # (r + 1) / (n + 1) of the next ones (see conformal_threshold). So of what validation left
         # in sight, 1 - r / n, the share (1 - (r + 1) / (n + 1)) / (1 - r / n) = n / (n + 1) =
         # 1 - 1 / (n + 1) remains, whatever r is.
         if not len(auc) or (1 - 1 / (len(shown) + 1)) * auc.max() <= auc[0]:

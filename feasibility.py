@@ -69,8 +69,8 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
 class Explanation(NamedTuple):
     """The seen compositions behind a score, as (state, object, cosine), most alike first."""
 
-    lend_state: list  # the same state with other objects: the first cosine is ρ_obj
-    lend_object: list  # the same object with other states: the first cosine is ρ_state
+    same_state: list  # the same state with other objects: the first cosine is ρ_obj
+    same_object: list  # the same object with other states: the first cosine is ρ_state
 
 
 def explain(state, object, state_vectors, object_vectors, seen):
@@ -81,7 +81,7 @@ def explain(state, object, state_vectors, object_vectors, seen):
 
     >>> seen = np.array([[True, False], [True, True]])
     >>> explain(0, 1, [[1, 0], [0.6, 0.8]], [[1, 0], [0.8, 0.6]], seen)
-    Explanation(lend_state=[(0, 0, 0.8)], lend_object=[(1, 1, 0.6)])
+    Explanation(same_state=[(0, 0, 0.8)], same_object=[(1, 1, 0.6)])
     """
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
     other_objects = _most_alike(object_cosines[object], seen[state], object)
@@ -154,7 +154,7 @@ def median_mask(feasibility, seen, *, inverse=False):
 HIDDEN_SHARE = 0.05  # of the unseen that can exist: what a mask may be expected to hide
 
 
-def greatest_threshold(unseen_feasibility):
+def conformal_threshold(unseen_feasibility):
     """The greatest τ expected to hide at most 5 % of what can exist; -inf: too little to tell.
 
     unseen_feasibility (n,): ρ of the unseen compositions that validation shows. τ is at most the
@@ -169,7 +169,7 @@ def greatest_threshold(unseen_feasibility):
     return np.sort(unseen_feasibility)[rank - 1]
 
 
-def combine(feasibility, external, *, weight):
+def blend(feasibility, external, *, weight):
     """Feasibility with knowledge from elsewhere (a knowledge base, a language model).
 
     feasibility (S, O), external (S, O) in [-1, 1] or nan where it knows nothing, weight in [0, 1]
@@ -410,7 +410,7 @@ def _run(options):
     def score(state_vectors, object_vectors):
         """(S, O) scores of these vectors, with the knowledge from elsewhere if there is any."""
         scores = feasibility_scores(state_vectors, object_vectors, seen, mix=options.mix)
-        return np.where(seen, 1, combine(scores, external, weight=options.weight))
+        return np.where(seen, 1, blend(scores, external, weight=options.weight))
 
     scores = score(*vectors)
     if options.csv:
@@ -479,7 +479,7 @@ def _read_vectors(path, names, missing):
 
 
 def _read_external(path, states, objects):
-    """(S, O) for combine, from an .npz of `scores` and the names of its rows and columns.
+    """(S, O) for blend, from an .npz of `scores` and the names of its rows and columns.
 
     The rows are `states`, the columns `objects`. ValueError: arrays that do not fit each other, a
     name that is not there.
@@ -514,8 +514,8 @@ def _print_explanation(options, scores, states, objects, vectors, seen):
     # A state is supported by states seen with the same object, an object by objects seen with the
     # same state.
     explanation = explain(s, o, *vectors, seen)
-    supports = {f"the state {state}": explanation.lend_object,
-                f"the object {object_}": explanation.lend_state}
+    supports = {f"the state {state}": explanation.same_object,
+                f"the object {object_}": explanation.same_state}
     rows = []
     for what, compositions in supports.items():
         cells = []

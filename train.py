@@ -118,7 +118,7 @@ def sweep(model, features, target, seen, candidates):
     for name, mask in candidates.items():
         kept = tuple(torch.cat(blocks).cpu().numpy() for blocks in zip(*found[name]))
         swept = BiasSweep(seen.ravel(), candidates=mask, pairs=index_pairs(seen))
-        swept.update_kept(*(array[:, None] for array in kept), target)  # (N, 1): the best one
+        swept.update_topk(*(array[:, None] for array in kept), target)  # (N, 1): the best one
         result[name] = (swept, kept)
     return result
 

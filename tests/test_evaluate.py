@@ -266,7 +266,7 @@ def test_kept_scores_are_the_stable_best(share, k):
         order = np.argsort(-np.where(group, scores, -np.inf), axis=1, kind="stable")[:, :k]
         kept += [np.take_along_axis(scores, order, axis=1), order]
     sweep = BiasSweep(seen, topk=k)
-    sweep.update_kept(*kept, target)
+    sweep.update_topk(*kept, target)
     for protocol in PROTOCOLS:
         want = evaluate(scores, target, seen, topk=k, protocol=protocol)
         check(sweep.report(protocol), {name: want[name] for name in HEADLINE})
@@ -431,9 +431,9 @@ def test_bad_kept_scores_are_named(name, value):
     kept = dict(seen_scores=[[0.5, 0.2, 0.1]], seen_columns=[[1, 0, 2]],
                 unseen_scores=[[0.5, 0.2, 0.1]], unseen_columns=[[3, 5, 4]], target=[1])
     sweep = BiasSweep(np.arange(6) < 3, topk=3)
-    sweep.update_kept(**kept)
+    sweep.update_topk(**kept)
     with pytest.raises(ValueError, match=f"{name[:4]}.* must .*"):
-        sweep.update_kept(**{**kept, name: [value]})
+        sweep.update_topk(**{**kept, name: [value]})
 
 
 @pytest.mark.parametrize("change, message", [

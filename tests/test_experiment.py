@@ -21,7 +21,7 @@ import features as image_features
 import train
 from compcos import CompCos
 from experiment import read_rows as rows_of
-from feasibility import feasibility_scores, greatest_threshold, hard_mask
+from feasibility import feasibility_scores, conformal_threshold, hard_mask
 
 @pytest.fixture
 def toy(tmp_path):
@@ -229,10 +229,10 @@ def test_threshold_hides_at_most_a_twentieth():
         hidden = []
         for _ in range(4000):
             rho = random.normal(size=n + 1)
-            hidden.append(rho[n] < greatest_threshold(rho[:n]))
+            hidden.append(rho[n] < conformal_threshold(rho[:n]))
         assert np.mean(hidden) < 0.05 + 3 * (0.05 * 0.95 / 4000) ** 0.5
-    assert greatest_threshold(random.normal(size=18)) == -np.inf
-    assert greatest_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
+    assert conformal_threshold(random.normal(size=18)) == -np.inf
+    assert conformal_threshold(np.arange(39.0)) == 1.0  # the second smallest of 39
 
 
 @pytest.mark.parametrize("shown, distraction, hides", [(20, 0.0, True), (20, -0.5, False),

@@ -137,12 +137,12 @@ def test_masks_keep_the_seen_and_split_the_unseen():
 
 
 def test_combination_is_convex_and_passes_over_what_is_unknown():
-    mixed = F.combine(np.array([[0.2, 0.4]]), np.array([[-1, np.nan]]), weight=0.25)
+    mixed = F.blend(np.array([[0.2, 0.4]]), np.array([[-1, np.nan]]), weight=0.25)
     np.testing.assert_allclose(mixed, [[0.75 * 0.2 - 0.25, 0.4]])
-    assert F.combine([[0.2]], [[1.0]], weight=0) == 0.2 and F.combine([[0.2]], [[1]], weight=1) == 1
+    assert F.blend([[0.2]], [[1.0]], weight=0) == 0.2 and F.blend([[0.2]], [[1]], weight=1) == 1
     for external, weight in ((3, 0.5), (1, 1.5), (1, -0.5)):
         with pytest.raises(ValueError, match=f"weight {weight} must be"):
-            F.combine([[0.2]], [[external]], weight=weight)
+            F.blend([[0.2]], [[external]], weight=weight)
 
 
 def test_auroc_counts_pairs_with_ties_half():
