@@ -10,19 +10,19 @@ import math
 import warnings
 from pathlib import Path
 
-import common
+from lab import shell
+from lab.files import check_writable, load_tensors, reading, write_rows
 
 if __name__ == "__main__":
-    common.wait_gently()  # before torch is imported
+    shell.wait_gently()  # before torch is imported
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as nnf
 
-import data
-import experiment
-import features as image_features
+from lab import run as experiment
+from lab import features as image_features
 import train
 from feasibility import MIXES, feasibility_scores
 
@@ -35,7 +35,7 @@ class CompCos(nn.Module):
 
     `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which
     are trained; ω is Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D;
-    None, as published: that of the vectors. `unit_images=False` leaves ω(x) its length, which then
+    None, as published: that of the vectors. `normalize_image_embeddings=False` leaves ω(x) its length, which then
     carries confidence: `score` gives |ω(x)| times the cosine. ValueError: vectors of other shapes.
 
     Training computes `compositions()` and `products` once a batch. From these `compare` makes the
@@ -44,13 +44,13 @@ class CompCos(nn.Module):
     """
 
     def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5,
-                 dim=None, unit_images=True):
+                 dim=None, normalize_image_embeddings=True):
         super().__init__()
         states, objects = train.primitive_vectors(state_vectors, object_vectors)
         vector_dim = states.shape[1]
         dim = dim or vector_dim
         self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout, dim=dim,
-                           unit_images=unit_images)
+                           normalize_image_embeddings=normalize_image_embeddings)
         self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, bias, settings
         self.states = nn.Parameter(states)    # φ of the primitives, (S, V)
         self.objects = nn.Parameter(objects)  # (O, V)
@@ -64,11 +64,11 @@ class CompCos(nn.Module):
         """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what
         else the file holds.
 
-        A file of several members gives `Members`, which score and predict as one model does.
+        A file of several members gives `Ensemble`, which score and predict as one model does.
         ValueError names a file that is none, or of another version.
         """
         checkpoint = experiment.load_best(path)
-        with common.reading(path, "train anew, or restore the file"):
+        with reading(path, "train anew, or restore the file"):
             weights = checkpoint.pop("weights")
             first = "members.0." if "members.0.states" in weights else ""
             model = build(weights[f"{first}states"], weights[f"{first}objects"],
@@ -101,16 +101,16 @@ class CompCos(nn.Module):
 
     def embed_images(self, features):
         """ω: (B, F) -> (B, D), of unit length unless the model was made with
-        `unit_images=False`."""
+        `normalize_image_embeddings=False`."""
         embedded = self.image_embedder(features)
-        if self.config["unit_images"]:
+        if self.config["normalize_image_embeddings"]:
             embedded = nnf.normalize(embedded)
         return embedded
 
     def compositions(self):
         """What all images share: φ(s, o) = a_s + b_o, without a matrix of them, as a (S, D), b
         (O, D) and 1 / |a_s + b_o| (S, O)."""
-        a, b = train.halves(self.projection, self.states, self.objects)
+        a, b = train.split_linear(self.projection, self.states, self.objects)
         # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum
         # cancels, and float32 has no digits left (MPS has no float64).
         wide = torch.float32 if a.device.type == "mps" else torch.float64
@@ -139,7 +139,7 @@ class CompCos(nn.Module):
             # Unlike by_state[:, state], an embedding look-up has a deterministic gradient on GPUs.
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
             scores = (sums * nnf.embedding(place, inverse_length.view(-1, 1))).T      # (B, P)
-        if self.config["unit_images"] and not self.training:
+        if self.config["normalize_image_embeddings"] and not self.training:
             scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
         return scores
 
@@ -156,37 +156,37 @@ class CompCos(nn.Module):
 
     # ---- training ----
 
-    def set_training(self, seen, *, world="open", rivals="all", scale=20.0, margin=0.4, warmup=15,
-                     mix="mean", counts=0.0, images=1, word_rate=1.0):
+    def prepare(self, seen, *, world="open", train_candidates="all", scale=20.0, margin=0.4, warmup=15,
+                     mix="mean", counts=0.0, images=1, word_lr_factor=1.0):
         """Say what training minimises; the model is on its device. seen (S, O) bool. Returns the
         model.
 
         closed world: Eq. 2. open world: Eq. 7, in the first epoch over the seen compositions alone,
         as the published code does. After each epoch ρ comes from the present embeddings by Eq. 5's
         `mix`, and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's
-        α = 0). scale = 1 / T. `rivals` "seen": the seen alone compete in the open world, too, in
+        α = 0). scale = 1 / T. `train_candidates` "seen": the seen alone compete in the open world, too, in
         all epochs.
 
         Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen)
         is added to the logits of the seen, n (S, O) = `images` of a composition in training (0
-        counts as 1); `word_rate` multiplies the rate of the word embeddings. ValueError: another
-        shape or kind of seen, another world or rivals, a scale or margin outside its range.
+        counts as 1); `word_lr_factor` multiplies the rate of the word embeddings. ValueError: another
+        shape or kind of seen, another world or train_candidates, a scale or margin outside its range.
         """
         seen = train.as_tensor(seen, self.states.device)
         shape = (len(self.states), len(self.objects))
         if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
             raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}: expected bool {shape}, "
                              "states by objects, one or more of them True")
-        if world not in ("open", "closed") or rivals not in ("all", "seen"):
-            raise ValueError(f"world {world!r}, rivals {rivals!r}: expected open or closed, all "
+        if world not in ("open", "closed") or train_candidates not in ("all", "seen"):
+            raise ValueError(f"world {world!r}, train_candidates {train_candidates!r}: expected open or closed, all "
                              "or seen")
         self.seen = seen
-        self.seen_alone = world == "closed" or rivals == "seen"
-        common.check_number("scale", scale, above=0)
-        self.greatest_margin = common.check_number("margin", margin, least=0)
+        self.seen_alone = world == "closed" or train_candidates == "seen"
+        shell.check_number("scale", scale, above=0)
+        self.greatest_margin = shell.check_number("margin", margin, least=0)
         self.warmup = warmup
         self.mix = mix
-        self.word_rate = word_rate
+        self.word_lr_factor = word_lr_factor
         logs = np.log(np.maximum(np.broadcast_to(images, shape), 1))
         logs -= logs[seen.cpu().numpy()].mean()
         self.counts = torch.as_tensor(counts * logs, dtype=self.states.dtype, device=seen.device)
@@ -235,12 +235,12 @@ class CompCos(nn.Module):
 
     def parameter_groups(self, lr):
         """Adam's groups, one a rate, since each takes a kernel of its own: the word embeddings
-        learn at `word_rate` times the rate of the rest."""
-        groups = {lr: [], lr * self.word_rate: []}
+        learn at `word_lr_factor` times the rate of the rest."""
+        groups = {lr: [], lr * self.word_lr_factor: []}
         for name, weight in self.named_parameters():
             rate = lr
             if name.endswith(("states", "objects")):
-                rate *= self.word_rate
+                rate *= self.word_lr_factor
             groups[rate].append(weight)
         return [dict(params=weights, lr=rate) for rate, weights in groups.items()]
 
@@ -290,7 +290,7 @@ class LossInChunks(torch.autograd.Function):
         return None, None, None, *found
 
 
-class Members(nn.Module):
+class Ensemble(nn.Module):
     """Several CompCos, trained apart, whose scores are averaged: the same contract as one.
 
     Each has its own initial weights and its own draws; they share the order of the images.
@@ -330,11 +330,11 @@ class Members(nn.Module):
         """(S, O), the mean over the members."""
         return np.mean([member.feasibility(seen, mix=mix) for member in self.members], axis=0)
 
-    def set_training(self, seen, **settings):
+    def prepare(self, seen, **settings):
         """As that of CompCos, for every member."""
         for member in self.members:
-            member.set_training(seen, **settings)
-        self.word_rate = self.members[0].word_rate
+            member.prepare(seen, **settings)
+        self.word_lr_factor = self.members[0].word_lr_factor
         return self
 
     def loss(self, features, target):
@@ -364,10 +364,10 @@ class Members(nn.Module):
 
 
 def build(state_vectors, object_vectors, *, members=1, **config):
-    """A CompCos of these settings, or `Members` of several."""
+    """A CompCos of these settings, or `Ensemble` of several."""
     if members == 1:
         return CompCos(state_vectors, object_vectors, **config)
-    return Members([CompCos(state_vectors, object_vectors, **config) for _ in range(members)])
+    return Ensemble([CompCos(state_vectors, object_vectors, **config) for _ in range(members)])
 
 
 # ---- the loss ----
@@ -422,7 +422,7 @@ def image_losses(logits, target):
     """The loss of each image (B,), here the cross-entropy of Eq. 2 and 7.
 
     logits (B, P) of the P compositions that compete, all finite: all C, or the seen alone (in the
-    closed world, with `rivals` "seen", and in the first epoch of the open world). target (B,) int:
+    closed world, with `train_candidates` "seen", and in the first epoch of the open world). target (B,) int:
     the column of the truth, whose logit should be the greatest.
     """
     return nnf.cross_entropy(logits, target, reduction="none")
@@ -433,16 +433,16 @@ def load_published(state_dict):
     of either.
 
     A checkpoint may nest them, and names may begin with `module.`: see `features.unwrap`.
-    Published files also hold a NumPy scalar: `data.load_tensors` admits NumPy's numbers, and
+    Published files also hold a NumPy scalar: `load_tensors` admits NumPy's numbers, and
     nothing that runs code. ValueError: other parameters.
     """
     path = "the state dict"
     if not isinstance(state_dict, dict):
         path = state_dict
-        state_dict = data.load_tensors(path)
+        state_dict = load_tensors(path)
     ours = {"attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
     weights = {}
-    with common.reading(path, "expected a published CompCos: Linear, LayerNorm and Linear in "
+    with reading(path, "expected a published CompCos: Linear, LayerNorm and Linear in "
                               "image_embedder.mod; attr_embedder, obj_embedder, projection"):
         for name, value in image_features.unwrap(state_dict).items():
             # The last layer is the fourth, or the fifth where dropout counts, as it does here.
@@ -509,7 +509,7 @@ def as_features(model, features):
     expected = model.config["feature_dim"]
     if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
         raise ValueError(f"features {tuple(features.shape)}: expected (N, {expected}), all finite")
-    if checkpoint and image_features.are_of_another_kind(features, checkpoint):
+    if checkpoint and image_features.is_shifted(features, checkpoint):
         warnings.warn("these features lie far from those that the model was trained on, as those "
                       "of another backbone do, or features divided by their length: the answers "
                       "and their probabilities may be wrong", stacklevel=2)
@@ -553,14 +553,14 @@ def print_predictions(options):
         raise ValueError("to predict give --checkpoint FILE and either --predict IMAGE ... or "
                          "--features FILE")
     if options.csv:
-        common.check_writable(options.csv.parent, "--csv")
+        check_writable(options.csv.parent, "--csv")
     model = CompCos.load(options.checkpoint, options.device)
     images, features = image_features.images_and_features(
         model.checkpoint["settings"], options.predict, options.features, device=options.device,
         weights=options.weights, skip_broken=options.skip_broken)
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
     if options.csv:
-        common.write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
+        write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
         print(f"answers written to {options.csv}")
         return
     print(f"answers: {options.candidates}; scores with the bias that validation chose")
@@ -579,23 +579,23 @@ def print_predictions(options):
 # off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
 # it leaves out is as for MIT-States.
 PAPER = dict(
-    recipe="paper", members=1, epochs=300, epoch_steps=0, warmup=15, batch_size=128, lr=5e-5,
-    weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5, dim=None, unit_images=True, counts=0.0,
-    average=0.0, word_rate=1.0, patience=0, rivals="all")
-OF_DATASET = {
+    recipe="paper", members=1, epochs=300, min_epoch_steps=0, warmup=15, batch_size=128, lr=5e-5,
+    weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5, dim=None, normalize_image_embeddings=True, counts=0.0,
+    average=0.0, word_lr_factor=1.0, patience=0, train_candidates="all")
+DATASET_SETTINGS = {
     "mitstates": dict(scale=20.0, margin=0.4, vectors=["fasttext", "word2vec"]),
     "utzappos": dict(scale=50.0, margin=1.0, vectors=["word2vec"]),
     "cgqa": dict(scale=100.0, margin=0.4, vectors=["word2vec"]),
     "shapes": dict(scale=20.0, margin=0.4, vectors=["random"], epochs=40, lr=1e-3),
 }
 # A folder of one's own by the paper's recipe: as many steps as the strong one, at a rate at which
-# they suffice. An epoch of small data is several passes, of `epoch_steps` in all.
-FOLDER = dict(epochs=40, epoch_steps=65, warmup=15, patience=20, lr=1e-3)
+# they suffice. An epoch of small data is several passes, of `min_epoch_steps` in all.
+FOLDER = dict(epochs=40, min_epoch_steps=65, warmup=15, patience=20, lr=1e-3)
 STRONG = PAPER | FOLDER | dict(
     recipe="strong",
     members=4,            # 16 bring 0.3 of AUC more, at four times the cost
     scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence
-    unit_images=False,
+    normalize_image_embeddings=False,
     dim=300,
     margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
     counts=0.5,
@@ -603,8 +603,8 @@ STRONG = PAPER | FOLDER | dict(
     average=0.998,
     weight_decay=0.0,
     lr=5e-4,
-    word_rate=10.0,
-    rivals=None,          # chosen by experiment.choose_rivals
+    word_lr_factor=10.0,
+    train_candidates=None,          # chosen by experiment.choose_train_candidates
 )
 
 
@@ -615,8 +615,8 @@ def defaults(recipe=None):
     own settings, the strong recipe takes the word vectors alone. ValueError: a dataset's entry has
     a setting that is none.
     """
-    known = PAPER | OF_DATASET["mitstates"]
-    table = experiment.with_defaults(known, OF_DATASET | dict(other=FOLDER))
+    known = PAPER | DATASET_SETTINGS["mitstates"]
+    table = experiment.with_defaults(known, DATASET_SETTINGS | dict(other=FOLDER))
     for name, settings in table.items():
         if recipe == "strong" or (recipe is None and name == "other"):
             settings |= STRONG
@@ -626,7 +626,7 @@ def defaults(recipe=None):
 def add_options(parser):
     """The options of CompCos alone."""
     experiment.add_options(parser)
-    number = common.number
+    number = shell.number
     add = parser.add_argument_group("CompCos").add_argument
     add("--recipe", choices=["paper", "strong"],
         help="default: paper for the named datasets, else strong")
@@ -641,24 +641,24 @@ def add_options(parser):
     add("--mix", choices=list(MIXES), help="g of Eq. 5")
     add("--patience", type=number(int, least=0),
         help="stop after so many epochs without a better validation AUC; 0: never")
-    add("--rivals", choices=["all", "seen"],
+    add("--train_candidates", choices=["all", "seen"],
         help="which compositions compete with the truth in open-world training (default all; in "
              "the strong recipe seen, where these are most and validation has few others)")
     add("--dropout", type=number(least=0, below=1))
     add("--hidden", type=number(int, least=1), help="width of ω")
     add("--dim", type=number(int, least=1),
         help="numbers of the shared space (paper: those of the vectors)")
-    add("--cosine", action="store_const", const=True, dest="unit_images",
+    add("--cosine", action="store_const", const=True, dest="normalize_image_embeddings",
         help="images of unit length")
     add("--counts", type=number(least=0), metavar="W",
         help="W (log n - mean) is added to the logits of the seen")
     add("--average", type=number(least=0, below=1), metavar="DECAY",
         help="greatest decay of the average of weights; 0: none")
-    add("--word-rate", type=number(above=0),
+    add("--word-lr-factor", type=number(above=0),
         help="rate of the word embeddings over that of the rest")
 
 
-@common.command
+@shell.command
 def main(argv=None):
     """Train and evaluate, or predict with a checkpoint."""
     parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint "
@@ -671,11 +671,11 @@ def main(argv=None):
     add("--csv", type=Path, metavar="FILE", help="write a table instead of printing the answers")
     add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
         help="allowed answers (default open_masked)")
-    add("--top", type=common.number(int, least=1), default=5, help="answers an image (default 5)")
+    add("--top", type=shell.number(int, least=1), default=5, help="answers an image (default 5)")
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict or options.csv:
-        if common.rank() == 0:  # others have nothing to predict
-            with common.alone():
+        if shell.rank() == 0:  # others have nothing to predict
+            with shell.single_process():
                 print_predictions(options)
         return
     prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
@@ -686,20 +686,20 @@ def make_model(prepared):
     """A new model on the device, with its training set as the settings say.
 
     A setting of your own needs its default in PAPER, without which it is not read, its option in
-    `add_options`, and a keyword of `set_training` (one of the loss is put into `loss_arguments`
+    `add_options`, and a keyword of `prepare` (one of the loss is put into `loss_arguments`
     there, from where `compcos_loss` gets it), or one of the constructor, whose names stand here.
     """
     settings = prepared.settings
     dataset = prepared.dataset
-    names = ("hidden", "dropout", "dim", "unit_images", "members")
+    names = ("hidden", "dropout", "dim", "normalize_image_embeddings", "members")
     config = {name: settings[name] for name in names}
     config["feature_dim"] = prepared.features["train"].shape[1]
     model = build(prepared.state_vectors, prepared.object_vectors, **config).to(prepared.device)
-    names = CompCos.set_training.__kwdefaults__.keys() & settings.keys()
+    names = CompCos.prepare.__kwdefaults__.keys() & settings.keys()
     keywords = {name: settings[name] for name in names}
     images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
     images = images.reshape(dataset.seen.shape)
-    return model.set_training(dataset.seen, images=images, **keywords)
+    return model.prepare(dataset.seen, images=images, **keywords)
 
 
 if __name__ == "__main__":

@@ -14,23 +14,20 @@ composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
 
 import argparse
 import csv
-import functools
 import io
 import itertools
-import os
 import re
-import zipfile
 import zlib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-import common
+from lab import shell
+from lab.files import check_archive, load_tensors, reading, write_rows
+from lab.photos import broken_photos, missing_photos, photo_files, what_stayed_out, with_reasons
 from feasibility import read_pairs
 
 PHASES = "train", "val", "test"
@@ -44,14 +41,6 @@ FEATURES = "features.npz", "resnet18_featurers.t7"  # the first of these that is
 # The columns of images.csv, and what this field calls some (in any case).
 REQUIRED = "image", "state", "object"
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
-
-# Threads that decode photos, at most. They share the interpreter, so that more are slower again
-# (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
-DECODERS = 8
-MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
-TABLES = ".csv", ".npz", ".txt"  # what is no photo in the folder of a dataset
-# Formats that Pillow registers but that hold no photo (drawings, films, measurements).
-NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
 COMPOSITION_SHARE = 0.2  # of the compositions, unseen in val, and as many in test: 6 and 6 of 28
 IMAGE_SHARE = 0.15  # of the seen compositions' images, in val, and as many in test
@@ -138,7 +127,7 @@ def load(name, root="data"):
     full_name = name if name in FOLDERS else folder.resolve().name
     dataset = Dataset(full_name, folder, states, objects, pairs, images, targets, feasible, [],
                       upright=name not in DOWNLOADED)
-    return dataset._replace(notes=oddities(dataset))
+    return dataset._replace(notes=dataset_notes(dataset))
 
 
 def locate(name, root="data"):
@@ -153,7 +142,7 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"no dataset {str(name)!r}: no folder {common.some(places)}; expected a folder, or a name "
+        f"no dataset {str(name)!r}: no folder {shell.shorten(places)}; expected a folder, or a name "
         "whose folder `python download.py NAME --data-root DIR` fetches")
 
 
@@ -168,7 +157,7 @@ def read_published(folder):
     lists = {phase: read_pairs(folder / SPLIT / f"{phase}_pairs.txt") for phase in PHASES}
     rows = []
     for image, state, object_, phase in read_metadata(folder / METADATA):
-        rows.append((plain(image), (clean(state), clean(object_)), phase))
+        rows.append((normalize_path(image), (normalize_name(state), normalize_name(object_)), phase))
     return lists, rows
 
 
@@ -179,7 +168,7 @@ def read_metadata(file, keys=METADATA_KEYS):
     """
     stored = load_tensors(file)
     expected = f"expected a list of dicts of texts {', '.join(keys)}, by torch.save"
-    with common.reading(file, expected):
+    with reading(file, expected):
         # `str.strip` refuses what is no text.
         return [tuple(str.strip(row[key]) for key in keys) for row in stored]
 
@@ -198,7 +187,7 @@ def read_own(folder):
         pair = row["state"], row["object"]
         if "NA" not in pair:
             lists[phase].append(pair)
-            rows.append((plain(row["image"]), pair, phase))
+            rows.append((normalize_path(row["image"]), pair, phase))
     return lists, rows
 
 
@@ -209,7 +198,7 @@ def read_table(file):
     columns; and attr, obj, set for state, object, split. ValueError names the first line that is
     not as expected.
     """
-    with common.reading(file, "expected a table of image,state,object,split in UTF-8"):
+    with reading(file, "expected a table of image,state,object,split in UTF-8"):
         text = file.read_text(encoding="utf-8-sig")
         header = text.partition("\n")[0]
         separator = max(",;\t|", key=header.count)
@@ -226,8 +215,8 @@ def read_table(file):
                 row = dict(itertools.zip_longest(columns, cells, fillvalue=""))
                 if len(cells) > len(columns) or "" in [row[name] for name in REQUIRED]:
                     raise ValueError(f"{file} line {reader.line_num}: found {cells}")
-                row["state"] = clean(row["state"])
-                row["object"] = clean(row["object"])
+                row["state"] = normalize_name(row["state"])
+                row["object"] = normalize_name(row["object"])
                 yield reader.line_num, row
 
 
@@ -240,18 +229,18 @@ def read_feasible(folder, index, shape):
     if not file.exists():
         return None
     feasible = np.zeros(shape, bool)
-    with common.reading(file, "expected states and objects of the lists"):
+    with reading(file, "expected states and objects of the lists"):
         feasible.flat[[index[pair] for pair in read_pairs(file)]] = True
     return feasible
 
 
-def oddities(dataset):
+def dataset_notes(dataset):
     """Notes on what training does not show, and on what images cannot tell."""
     notes = []
     states, objects = np.divmod(dataset.targets["train"], len(dataset.objects))  # (N,) each
     unknown = [*np.delete(dataset.states, states), *np.delete(dataset.objects, objects)]
     if unknown:
-        notes.append(f"no training image shows {common.some(unknown)}")
+        notes.append(f"no training image shows {shell.shorten(unknown)}")
     for phase in PHASES[1:]:
         target = dataset.targets[phase]  # (N,)
         allowed = dataset.candidates(phase)[target]
@@ -274,111 +263,14 @@ def oddities(dataset):
     return notes
 
 
-def plain(image):
+def normalize_path(image):
     """An image's name with `/` between folders, and no `./` before."""
     return image.replace("\\", "/").removeprefix("./")
 
 
-def clean(name):
+def normalize_name(name):
     """A state's or object's name without blanks around it, one blank within."""
     return " ".join(name.split())
-
-
-# ---- photos --------------------------------------------------------------------------------------
-
-
-def open_photo(path, upright=True):
-    """A photo as an RGB image of Pillow's, decoded: how check, extraction and prediction read one.
-
-    Any format that Pillow opens; the modes as by `rgb`. upright: turned by its EXIF tag, without
-    it as it is stored. ValueError says why it cannot be read, and does not name the file.
-    """
-    register_plugins()
-    try:
-        with Image.open(path) as image:
-            if max(image.size) > MOST_RATIO * min(image.size):
-                raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
-            image.load()
-            if upright:
-                turn_upright(image)
-            image.info.clear()  # of tags by which others would turn it once more
-            return rgb(image)
-    except UnidentifiedImageError:
-        raise ValueError("not an image that Pillow opens here; .heic needs `pip install "
-                         "pillow-heif`") from None
-    except Exception as error:  # decoders of broken files raise all sorts
-        raise ValueError(str(error) or repr(error)) from error
-
-
-def turn_upright(image):
-    """Turn a decoded image, in place, by its EXIF tag, if that can be read."""
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # of damaged tags all sorts; the picture beside them is whole
-        pass
-
-
-@functools.cache
-def register_plugins():
-    """Let Pillow open HEIC photos, where pillow_heif is installed."""
-    try:
-        import pillow_heif
-        pillow_heif.register_heif_opener()
-    except ImportError:
-        pass
-
-
-def rgb(image):
-    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255: PIL
-    alone would make white and black of these. ValueError: other floats.
-    """
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = 255 * values + 0.5
-        if not (values.min() >= 0 and values.max() < 256):  # NaN neither
-            raise ValueError("floats outside [0, 1]: save it with 8 or 16 bits")
-    elif image.mode.startswith("I"):
-        values = (values >> 8).clip(0, 255)
-    else:
-        return image.convert("RGB")
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-
-def photo_suffixes():
-    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
-    register_plugins()
-    suffixes = Image.registered_extensions()
-    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # which the plugin of JPEG opens
-    return {suffix for suffix, name in suffixes.items() if name in opened}
-
-
-def photo_files(root):
-    """(photos, left out): names of files below `root`, `/` between folders, sorted.
-
-    Links to folders are followed. Hidden files, tables, and what systems leave behind (@eaDir,
-    __MACOSX) are in neither list. OSError: a folder that may not be looked into.
-    """
-    def stop(error):
-        raise error
-
-    suffixes = photo_suffixes()
-    photos = []
-    left_out = []
-    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
-        subfolders[:] = [name for name in subfolders if not name.startswith((".", "@", "__"))]
-        for name in files:
-            path = Path(folder, name)
-            if name.startswith(".") or path.suffix in TABLES:
-                continue
-            found = photos if path.suffix.lower() in suffixes else left_out
-            found.append(path.relative_to(root).as_posix())
-    return sorted(photos), sorted(left_out)
-
-
-def what_stayed_out(left_out):
-    """A note on files that are no photos here, and what to do if some are."""
-    return (f"left out, since Pillow does not open them as photos here: {common.some(left_out)}; "
-            "save photos among them as JPEG or PNG, or `pip install pillow-heif` for .heic")
 
 
 # ---- what features are made of -------------------------------------------------------------------
@@ -404,85 +296,7 @@ def finished_features(dataset, file=None):
     return None
 
 
-def missing_photos(dataset):
-    """A line that names the images without a photo, and files whose names differ only in case
-    (.jpg, .JPG); "" if there are none."""
-    lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
-    if not lost:
-        return ""
-    text = (f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/: "
-            f"{common.some(lost)}")
-    wanted = {image.casefold() for image in lost}
-    photos, _ = photo_files(dataset.folder)
-    near = [photo for photo in photos if photo.removeprefix("images/").casefold() in wanted]
-    if near:
-        text += f"; {common.some(near)} there differ only in case"
-    return text
-
-
-def broken_photos(dataset):
-    """{image: why} of the photos that are there and cannot be read; each is decoded to its end."""
-    def problem(image):
-        try:
-            open_photo(dataset.path(image), dataset.upright)
-        except FileNotFoundError:
-            pass  # see missing_photos
-        except ValueError as error:
-            return str(error)
-
-    names = dataset.every_image
-    broken = {}
-    with (ThreadPoolExecutor(DECODERS) as pool,
-          common.Progress("decoding", len(names), "images") as progress):
-        for image, why in zip(names, pool.map(problem, names)):
-            if why is not None:
-                broken[image] = why
-            progress.update()
-    return broken
-
-
-def with_reasons(broken, most=5):
-    """The first few of {name: why}, and how many more."""
-    return common.some([f"{name} ({why})" for name, why in broken.items()], most)
-
-
 # ---- saved files ---------------------------------------------------------------------------------
-
-
-def load_tensors(path):
-    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of numbers and texts.
-
-    Runs no code in the file. OSError: it is not there; ValueError: it holds something else, or is
-    damaged.
-    """
-    check_archive(path)
-    # What a pickle of NumPy's names: the classes of its dtypes, and the functions that make an
-    # array and a scalar.
-    dtypes = {type(np.dtype(kind)) for kind in np.typecodes["All"]}
-    allowed = [np.ndarray, np.dtype, *dtypes]
-    for value in (np.zeros(0), np.float32(0)):
-        make = value.__reduce__()[0]
-        for module in ("numpy.core", "numpy._core"):  # as NumPy 1 and 2 call it
-            allowed.append((make, f"{module}.multiarray.{make.__name__}"))
-    with (common.reading(path, "make or fetch it again"),
-          torch.serialization.safe_globals(allowed)):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def check_archive(path):
-    """The names in a zip archive (.npz, torch.save) that agrees with its own check sums; else [].
-
-    torch.load does not compare them: a flipped bit would be other numbers without a word.
-    ValueError: the archive is damaged.
-    """
-    with common.reading(path, "it is damaged: make or fetch it again"):
-        if not zipfile.is_zipfile(path):
-            return []
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"wrong sum of {damaged}")
-            return archive.namelist()
 
 
 def read_features(path):
@@ -492,12 +306,12 @@ def read_features(path):
     not as expected.
     """
     if any(name.endswith(".npy") for name in check_archive(path)):
-        with common.reading(path, "save it anew by np.savez"), np.load(path) as archive:
+        with reading(path, "save it anew by np.savez"), np.load(path) as archive:
             stored = dict(archive)
     else:
         stored = load_tensors(path)
-    with common.reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
-        files = [plain(name) for name in stored["files"]]
+    with reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
+        files = [normalize_path(name) for name in stored["files"]]
         features = stored["features"]
         if torch.is_tensor(features):  # with a gradient, or of a type that NumPy lacks
             features = features.detach().float()
@@ -526,7 +340,7 @@ def checksum(dataset, vectors, features):
 def make_split(folder, seed=0, share=COMPOSITION_SHARE):
     """Write images.csv with a split, from an images.csv without one or from photos in folders.
 
-    share: of the compositions, see `divide`. ValueError: a split is there, or none can be made.
+    share: of the compositions, see `assign_splits`. ValueError: a split is there, or none can be made.
     """
     folder = Path(folder)
     file = folder / "images.csv"
@@ -540,10 +354,10 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
     if any(row.get("split") for row in rows):
         raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
                          "folders) to make another")
-    split = divide([(row["state"], row["object"]) for row in rows], seed, share)
+    split = assign_splits([(row["state"], row["object"]) for row in rows], seed, share)
     for row, phase in zip(rows, split):
         row["split"] = phase
-    common.write_rows(file, rows[0], [row.values() for row in rows])
+    write_rows(file, rows[0], [row.values() for row in rows])
     print(f"wrote {file} (seed {seed}, share {share:g})")
 
 
@@ -557,7 +371,7 @@ def read_photos(folder):
         *names, _ = photo.split("/")
         if len(names) == 1:
             names = split_folder_name(names[0])
-        names = [clean(name) for name in names]
+        names = [normalize_name(name) for name in names]
         if len(names) != 2 or not all(names):
             raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
                              f"found {photo}")
@@ -580,7 +394,7 @@ def split_folder_name(name):
     return name.split(longest, 1)
 
 
-def divide(pairs, seed=0, share=COMPOSITION_SHARE):
+def assign_splits(pairs, seed=0, share=COMPOSITION_SHARE):
     """A set for each of N images from its (state, object): list of N of "train", "val", "test".
 
     `share` of the compositions become val's unseen ones and as many test's, while every state and
@@ -658,15 +472,15 @@ def parse(argv):
         help="divide own photos, in state_object/ or state/object/ folders or named in an "
              "images.csv (image,state,object); the longest run of _, of equals the first, in "
              "state_object ends the state's name")
-    add("--share", type=common.number(above=0, below=0.5), default=COMPOSITION_SHARE,
+    add("--share", type=shell.number(above=0, below=0.5), default=COMPOSITION_SHARE,
         help="of --make-split: the share of compositions that are unseen in val, and in test "
              f"(default: {COMPOSITION_SHARE})")
-    add("--seed", type=common.number(int, least=0), default=0,
+    add("--seed", type=shell.number(int, least=0), default=0,
         help="of --make-split (default: 0)")
     return parser.parse_args(argv)
 
 
-@common.command
+@shell.command
 def main(argv=None):
     """Check a dataset, after making its split if asked."""
     options = parse(argv)

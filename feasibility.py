@@ -474,7 +474,7 @@ def _read_vectors(path, names, missing):
     if not Path(__file__).with_name("compcos.py").exists():  # then words.py is not ours
         raise ValueError(f"{path} is no .npz, and without words.py and compcos.py beside it this "
                          "script reads only an .npz of `names` (N,) and `vectors` (N, D)")
-    from words import word_vectors
+    from lab.words import word_vectors
     return word_vectors(names, path, missing=missing)
 
 

@@ -104,7 +104,7 @@ def test_loss_in_chunks_equals_plain(chunk, world, dtype, tolerance, monkeypatch
     monkeypatch.setitem(compcos.CHUNK, "cpu", chunk)
     model, x, target, seen = small(dtype=dtype)
     for epoch in (0, 1, 20):
-        model.set_training(seen, world=world)
+        model.prepare(seen, world=world)
         margin = None
         if epoch:
             model.after_epoch(epoch)
@@ -157,7 +157,7 @@ def test_published_model():
             "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
     for setting, answer in answers.items():
         world = "closed" if setting.startswith("closed") else "open"
-        model.set_training(arrays["seen"], world=world, scale=50.0, margin=1.0, warmup=15)
+        model.prepare(arrays["seen"], world=world, scale=50.0, margin=1.0, warmup=15)
         if setting.startswith("open_epoch"):
             model.after_epoch(int(setting.removeprefix("open_epoch")))
         value = model.loss(x, target)
@@ -194,14 +194,14 @@ def test_published_files_load(tmp_path):
 def test_strong_logits_and_offsets_from_the_definition():
     """z = c (ω(x)·a_s + ω(x)·b_o) / |a_s + b_o|, ω(x) of its own length; + (log n - mean over the
     seen) / 2 on the seen, - 7.2 ρ on the unseen; a seen pair without an image counts as one."""
-    model, x, target, seen = small(dtype=torch.float64, dim=9, unit_images=False)
+    model, x, target, seen = small(dtype=torch.float64, dim=9, normalize_image_embeddings=False)
     a, b, _ = model.compositions()
     image = model.image_embedder(x)
     sums = a[:, None] + b                                          # (S, O, D)
     expected = torch.einsum("nd,sod->nso", image, sums) / sums.norm(dim=2)
     torch.testing.assert_close(model(x), expected)
     images = torch.randint(0, 3, (5, 7))
-    model.set_training(seen, scale=2.6, margin=7.2 / 2.6, warmup=2, counts=0.5, images=images)
+    model.prepare(seen, scale=2.6, margin=7.2 / 2.6, warmup=2, counts=0.5, images=images)
     logs = images.clamp_min(1).double().log()
     logs -= logs[seen].mean()
     model.after_epoch(9)
@@ -215,7 +215,7 @@ def test_strong_logits_and_offsets_from_the_definition():
 def test_margins_grow_to_the_greatest_in_the_warm_up(warmup, shares):
     """α grows linearly to its greatest value at epoch `warmup`, where it stays."""
     model, _, _, seen = small()
-    model.set_training(seen, margin=0.4, warmup=warmup)
+    model.prepare(seen, margin=0.4, warmup=warmup)
     rho = model.feasibility(seen)
     for epoch, share in enumerate(shares, 1):
         model.after_epoch(epoch)
@@ -225,10 +225,10 @@ def test_margins_grow_to_the_greatest_in_the_warm_up(warmup, shares):
 def test_words_learn_at_a_rate_of_their_own():
     """The first step of Adam is its rate, whatever the gradient."""
     model, x, target, seen = small()
-    model.train().set_training(seen, word_rate=10.0)
+    model.train().prepare(seen, word_lr_factor=10.0)
     weights = (model.states, model.projection.weight)
     before = copy.deepcopy(weights)
-    step, _ = train.stepper(model, train.adam(model, 1e-3, 0.0, x.device), x, target)
+    step, _ = train.make_step(model, train.adam(model, 1e-3, 0.0, x.device), x, target)
     step(torch.arange(9))
     for weight, old, rate in zip(weights, before, (1e-2, 1e-3)):
         assert (weight - old).abs().median().item() == pytest.approx(rate, rel=1e-2)
@@ -240,7 +240,7 @@ def test_members_are_models_trained_apart():
     together, x, target, seen = small(dropout=0.0, members=2)
     apart = [copy.deepcopy(member) for member in together.members]
     for model in (together, *apart):
-        model.set_training(seen, warmup=2, word_rate=10.0)
+        model.prepare(seen, warmup=2, word_lr_factor=10.0)
         train_shortly(model, x, target)
     torch.testing.assert_close(together(x), (apart[0](x) + apart[1](x)) / 2)
     expected = (apart[0].feasibility(seen) + apart[1].feasibility(seen)) / 2
@@ -252,7 +252,7 @@ def test_members_are_models_trained_apart():
 
 def test_weight_average_from_its_definition():
     model = torch.nn.Linear(1, 1, bias=False)
-    average = train.WeightAverage(model, 0.5)
+    average = train.EMA(model, 0.5)
     expected = model.weight.item()
     for step in range(1, 20):
         with torch.no_grad():
@@ -269,16 +269,16 @@ def test_weight_average_from_its_definition():
 def test_settings_of_both_recipes():
     """Those of the paper, and of the strong one what differs; a change is to be made here, too."""
     shared = dict(epochs=300, lr=5e-5, weight_decay=5e-5, batch_size=128, hidden=768, dropout=0.5,
-                  warmup=15, mix="mean", members=1, dim=None, unit_images=True, counts=0.0,
-                  average=0.0, word_rate=1.0, patience=0, rivals="all", epoch_steps=0)
+                  warmup=15, mix="mean", members=1, dim=None, normalize_image_embeddings=True, counts=0.0,
+                  average=0.0, word_lr_factor=1.0, patience=0, train_candidates="all", min_epoch_steps=0)
     paper = compcos.defaults("paper")
     for name, scale, margin in (("mitstates", 20, 0.4), ("utzappos", 50, 1.0), ("cgqa", 100, 0.4)):
         assert paper[name] == paper[name] | shared | dict(scale=scale, margin=margin)
-    folder = dict(epochs=40, epoch_steps=65, patience=20)
+    folder = dict(epochs=40, min_epoch_steps=65, patience=20)
     other = paper["other"]
     assert other == other | shared | folder | dict(scale=20, margin=0.4, lr=1e-3)
-    strong = dict(members=4, scale=2.6, unit_images=False, dim=300, margin=7.2 / 2.6, counts=0.5,
-                  dropout=0.85, average=0.998, weight_decay=0, lr=5e-4, word_rate=10, rivals=None)
+    strong = dict(members=4, scale=2.6, normalize_image_embeddings=False, dim=300, margin=7.2 / 2.6, counts=0.5,
+                  dropout=0.85, average=0.998, weight_decay=0, lr=5e-4, word_lr_factor=10, train_candidates=None)
     other = compcos.defaults()["other"]
     assert other == other | shared | folder | strong
 
@@ -289,12 +289,12 @@ def test_settings_of_both_recipes():
 def train_shortly(model, x, target, epochs=2, lr=1e-2, eager=False):
     """The losses of some epochs of one pass in batches of 4, trained as `fit` does."""
     parts = dict(model=model, optimizer=train.adam(model, lr, 5e-5, x.device),
-                 average=train.WeightAverage(model, 0.0))
+                 average=train.EMA(model, 0.0))
     losses = []
     is_another = True
     for epoch in range(1, epochs + 1):
         if is_another:
-            steps = train.stepper(model, parts["optimizer"], x, target, eager=eager)
+            steps = train.make_step(model, parts["optimizer"], x, target, eager=eager)
         order = train.draw_order(len(x), 1, 0, epoch).to(x.device)
         losses.append(train.train_epoch(parts, *steps, order.split(4), epoch))
         is_another = model.after_epoch(epoch)
@@ -316,7 +316,7 @@ def test_three_times_the_loss_of_each_image_is_three_times_the_loss(world, chunk
     losses = []
     for factor in (1, 3):
         monkeypatch.setattr(compcos, "image_losses", lambda *given: factor * smooth(*given))
-        model.set_training(seen, world=world)
+        model.prepare(seen, world=world)
         whole = model.loss(x, target).item()
         losses.append(train_shortly(model, x, target, lr=1e-9))
     np.testing.assert_allclose(losses[1], 3 * np.array(losses[0]), rtol=1e-4)
@@ -344,11 +344,11 @@ def test_a_new_parameter_of_scores_or_loss_trains(epoch, chunk, monkeypatch):
     """In one step: with margins, and where only the seen compete."""
     monkeypatch.setattr(compcos, "CompCos", Edited)
     model, x, target, seen = small()
-    model.train().set_training(seen)
+    model.train().prepare(seen)
     if epoch:
         model.after_epoch(epoch)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    step, _ = train.stepper(model, train.adam(model, 1e-2, 0.0, x.device), x, target)
+    step, _ = train.make_step(model, train.adam(model, 1e-2, 0.0, x.device), x, target)
     step(torch.arange(9))
     for name, weight in model.named_parameters():
         assert not torch.equal(weight, before[name]), name
@@ -360,7 +360,7 @@ def test_three_epochs_equal_the_loss_without_chunks(monkeypatch):
     for chunk in (1, 1 << 20):
         monkeypatch.setitem(compcos.CHUNK, "cpu", chunk)
         model, x, target, seen = small(members=2)
-        model.set_training(seen, warmup=2)
+        model.prepare(seen, warmup=2)
         losses.append(train_shortly(model, x, target, epochs=3))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
@@ -374,7 +374,7 @@ def test_captured_step_equals_eager(world, members):
     results = []
     for eager in (True, False):
         model, x, target, seen = small(dropout=0.0, members=members)
-        model.to(device).set_training(seen, world=world, counts=0.5, images=np.eye(5, 7))
+        model.to(device).prepare(seen, world=world, counts=0.5, images=np.eye(5, 7))
         losses = train_shortly(model, x.to(device), target.to(device), epochs=4, eager=eager)
         results.append([*model.parameters(), torch.tensor(losses)])
     for captured, eagerly in zip(*results):
@@ -440,7 +440,7 @@ def test_bad_input_is_one_line(name, wrong, message):
     cosines = model(x).detach()
     calls = dict(
         loss=partial(compcos_loss, cosines, target, scale=20.0, seen=seen, margin=0.1),
-        training=partial(model.set_training, seen=seen),
+        training=partial(model.prepare, seen=seen),
         predict=partial(predict, model, features=x),
         model=partial(CompCos, np.ones((2, 3)), feature_dim=4))
     with pytest.raises(ValueError, match=message) as raised:

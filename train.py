@@ -3,7 +3,7 @@
 It has no command line: `python compcos.py` and `python baselines.py` train.
 
 **What a model offers** (CompCos, its members and the compared systems alike; a model of your own
-needs no more, and `baselines.Compared` gives it the rows marked *). `check_model` looks at it
+needs no more, and `baselines.BaselineModel` gives it the rows marked *). `check_model` looks at it
 before training.
 
 | name | is |
@@ -41,8 +41,8 @@ import numpy as np
 import torch
 from torch.nn import functional as nnf
 
-import common
-import data
+from lab import shell
+from lab.files import load_tensors, reading, write_rows, writing
 from evaluate import BiasSweep
 from feasibility import hard_mask
 
@@ -72,7 +72,7 @@ def primitive_vectors(state_vectors, object_vectors):
     return states, objects
 
 
-def halves(linear, states, objects):
+def split_linear(linear, states, objects):
     """Linear([e_s; e_o]) as a sum, a_s + b_o: what states (S, D) and objects (O, D) bring to it,
     (S, H) with the bias, and (O, H)."""
     of_states, of_objects = linear.weight.chunk(2, dim=1)
@@ -171,7 +171,7 @@ def fit_temperature(scores, target):
 # ---- training ----
 
 
-class WeightAverage:
+class EMA:
     """A running average of the weights over steps, which is smoother than the weights themselves.
 
     After step t = 1, 2, ... the average moves to the weights by 1 - decay, with decay =
@@ -211,7 +211,7 @@ class WeightAverage:
         self.steps = state["steps"]
 
 
-def stepper(model, optimizer, features, targets, *, eager=False):
+def make_step(model, optimizer, features, targets, *, eager=False):
     """Return `step(index (B,)) -> None`, which trains on those images, and the 0-dim sum of losses
     that it adds to.
 
@@ -267,32 +267,32 @@ def captured(step):
 
 
 def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_decay, seed, out,
-        settings, average=0.0, patience=None, epoch_steps=0, resume=False, eager=False):
+        settings, average=0.0, patience=None, min_epoch_steps=0, resume=False, eager=False):
     """Train with Adam on images (N, F) and targets (N,), both on the model's device; leave the best
     weights in `model`.
 
     `validate()` gives the number to maximise after each epoch. Every epoch draws its order, dropout
     and negatives from (seed, epoch), so `resume=True` goes on from `out/last.pt`, if it is there,
-    to the same numbers. `average` is the greatest decay of a WeightAverage, which is what validates
+    to the same numbers. `average` is the greatest decay of a EMA, which is what validates
     and what is left in `model`. With `patience`, training ends once so many epochs have brought
-    nothing better. An epoch is as many passes over the images as `epoch_steps` steps need, at least
+    nothing better. An epoch is as many passes over the images as `min_epoch_steps` steps need, at least
     one. Returns the history, a list of {epoch, loss, validation, seconds}. ValueError: bad input,
     last.pt of another run, a loss or weights that are not finite. However it ends, `out/last.pt`
     holds the last whole epoch.
     """
     check_training(model, targets)
     size = min(batch_size, len(features))
-    passes = max(1, math.ceil(epoch_steps * size / len(features)))
+    passes = max(1, math.ceil(min_epoch_steps * size / len(features)))
     parts = dict(model=model, optimizer=adam(model, lr, weight_decay, features.device),
-                 average=WeightAverage(model, average))
+                 average=EMA(model, average))
     state = dict(epoch=0, best=dict(epoch=0, value=-math.inf), history=[])
     if resume and (out / "last.pt").exists():
         state = go_on(out / "last.pt", parts, settings, epochs)
     state["settings"] = settings
-    steps = stepper(model, parts["optimizer"], features, targets, eager=eager)
+    steps = make_step(model, parts["optimizer"], features, targets, eager=eager)
     saved_at = time.monotonic()
     try:
-        with common.Progress("training", epochs - state["epoch"], "epochs") as progress:
+        with shell.Progress("training", epochs - state["epoch"], "epochs") as progress:
             for epoch in range(state["epoch"] + 1, epochs + 1):
                 if patience and epoch > state["best"]["epoch"] + patience:
                     break
@@ -300,8 +300,8 @@ def fit(model, features, targets, validate, *, epochs, batch_size, lr, weight_de
                 order = draw_order(len(features), passes, seed, epoch).to(features.device)
                 loss = train_epoch(parts, *steps, order.split(size), epoch)
                 if model.after_epoch(epoch):
-                    steps = stepper(model, parts["optimizer"], features, targets, eager=eager)
-                state = whole_epoch(state, parts, epoch, loss, validate, started)
+                    steps = make_step(model, parts["optimizer"], features, targets, eager=eager)
+                state = finish_epoch(state, parts, epoch, loss, validate, started)
                 progress.update(note=f"epoch {epoch}, loss {loss:.4f}, validation AUC "
                                      f"{100 * state['history'][-1]['validation']:.2f} %")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
@@ -346,7 +346,7 @@ def draw_order(count, passes, seed, epoch):
     return torch.cat([torch.randperm(count) for _ in range(passes)])
 
 
-def whole_epoch(state, parts, epoch, loss, validate, started):
+def finish_epoch(state, parts, epoch, loss, validate, started):
     """The state after one more epoch, which began at `started`: copies of all that training goes on
     from. It is new, so an interrupt finds the state of one whole epoch or of the next."""
     best = state["best"]
@@ -364,9 +364,9 @@ def whole_epoch(state, parts, epoch, loss, validate, started):
 
 def save(out, state):
     """`last.pt`, from which training goes on, and `log.csv`, a row an epoch."""
-    with common.writing(out / "last.pt", "wb") as file:
+    with writing(out / "last.pt", "wb") as file:
         torch.save(state, file)
-    common.write_rows(out / "log.csv", LOG, [row.values() for row in state["history"]])
+    write_rows(out / "log.csv", LOG, [row.values() for row in state["history"]])
 
 
 def keep(out, state):
@@ -377,7 +377,7 @@ def keep(out, state):
         save(out, state)
     except Exception as error:
         lost = f"epoch {state['epoch']} is not kept: {error}"
-        common.say(f"warning: {lost}")
+        shell.print_status(f"warning: {lost}")
         return lost
     return f"{out / 'last.pt'} keeps the last whole epoch, from which --resume goes on"
 
@@ -385,8 +385,8 @@ def keep(out, state):
 def go_on(path, parts, settings, epochs):
     """Begin where `last.pt` ended, whose state is returned. ValueError: other settings, or past
     `epochs`."""
-    with common.reading(path, "give the same options and data, or another --out"):
-        state = data.load_tensors(path)
+    with reading(path, "give the same options and data, or another --out"):
+        state = load_tensors(path)
         check_settings(path, state["settings"], settings, free=["epochs", "device"])
         if state["epoch"] > epochs:
             raise ValueError(f"{path} is at epoch {state['epoch']}, past --epochs {epochs}")
@@ -441,7 +441,7 @@ def check_model(model, features, seen):
     if lacking:
         raise ValueError(f"{name} has no {', '.join(lacking)}: a model offers all of "
                          f"{', '.join(REQUIRED)}, as the head of train.py says; a subclass of "
-                         "baselines.Compared needs only loss, score and config")
+                         "baselines.BaselineModel needs only loss, score and config")
     scores = model.eval().score(features[:2], model.compositions())
     hard_mask(model.feasibility(seen), seen, 0.0)  # says what is wrong with these
     if scores.shape[1:] != seen.shape:

@@ -1,4 +1,4 @@
-"""Read by pytest before any test imports torch: see common.wait_gently.
+"""Read by pytest before any test imports torch: see shell.wait_gently.
 
 The tests' products are so small that a second thread costs more than it brings.
 """
@@ -8,10 +8,10 @@ import os
 import signal
 import zlib
 
-import common
+from lab import shell
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-common.wait_gently()
+shell.wait_gently()
 # A shell that starts pytest in the background lets it ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-import drawings
+from lab import drawings
 import evaluate
-import features
+from lab import features
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; so no run ha
 
 import torch
 
-import common
+from lab import shell
 import compcos
-import drawings
+from lab import drawings
 import train
 
 STATUSES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
@@ -191,13 +191,13 @@ def main():
         killed += len(kills)
         if wrong:
             bad.append(folder)
-            common.say(f"{folder}: {kills}: {wrong}")
+            shell.print_status(f"{folder}: {kills}: {wrong}")
         else:
             shutil.rmtree(folder)
-        common.say(f"{killed} kills of {runs} runs, {len(bad)} of them bad")
+        shell.print_status(f"{killed} kills of {runs} runs, {len(bad)} of them bad")
     print(f"{killed} kills of {runs} runs, {runs - len(bad)} of which ended equal, bit for bit")
     if bad:
-        raise SystemExit(f"see {common.some(bad)}")
+        raise SystemExit(f"see {shell.shorten(bad)}")
     shutil.rmtree(top)
 
 

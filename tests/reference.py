@@ -11,7 +11,7 @@ scores (B,P).
 import torch
 from torch.nn import functional as nnf
 
-import baselines
+from lab import baselines
 
 
 # ---- the compared systems' parameters by their published names ----
@@ -28,9 +28,9 @@ def published(model, get=lambda tensor: tensor):
     if isinstance(model, baselines.AttributesAsOperators):
         for state, operator in enumerate(get(model.operators)):
             names[f"attr_ops.{state}"] = operator
-    if not isinstance(model, baselines.AttributesAsOperators | baselines.Apart):
+    if not isinstance(model, baselines.AttributesAsOperators | baselines.VisProd):
         names["attr_embedder.weight"] = get(model.states)
-    if not isinstance(model, baselines.SymNet | baselines.Apart):
+    if not isinstance(model, baselines.SymNet | baselines.VisProd):
         names["obj_embedder.weight"] = get(model.objects)
     return names
 
@@ -49,7 +49,7 @@ def tensors(name, module, get, part=...):
 
 def published_modules(model):
     """Published name -> our module, for all but TMN."""
-    if isinstance(model, baselines.Apart):  # of this project: our own names
+    if isinstance(model, baselines.VisProd):  # of this project: our own names
         return {"standardise": model.standardise, "to_state": model.to_state,
                 "to_object": model.to_object}
     if isinstance(model, baselines.SymNet):
@@ -234,4 +234,4 @@ def direct_tmn_scores(parameters, x, pairs):
 
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
-          "tmn": direct_tmn_scores, "apart": direct_apart}
+          "tmn": direct_tmn_scores, "visprod": direct_apart}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-import baselines
-import common
+from lab import baselines
+from lab.files import write_rows
 from reference import DIRECT, published
 from test_experiment import make_toy
 
@@ -108,8 +108,8 @@ def test_scores_equal_the_direct_form(name, settings, numbers, monkeypatch):
     torch.testing.assert_close(scores.flatten(1), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_apart_learns_the_likelihood_of_its_scores():
-    model, _, x, target = small("apart")
+def test_visprod_learns_the_likelihood_of_its_scores():
+    model, _, x, target = small("visprod")
     likelihood = model.score(x).flatten(1)[range(9), target]
     torch.testing.assert_close(model.loss(x, target), -likelihood.mean())
 
@@ -130,7 +130,7 @@ def test_a_step_of_training(name):
     loss.backward()
     torch.optim.Adam(groups, weight_decay=5e-5).step()
     after = model.state_dict()
-    fixed = dict(aop={"states"}, symnet={"states", "objects"}, apart={"states", "objects"})
+    fixed = dict(aop={"states"}, symnet={"states", "objects"}, visprod={"states", "objects"})
     still = {key for key in after if torch.equal(after[key], before[key])}
     assert still == fixed.get(name, set())
 
@@ -147,7 +147,7 @@ def test_negatives_are_all_training_compositions_but_the_truth():
     _, seen, _, target = small("leplus")
     listed = set(seen.flatten().nonzero().squeeze(1).tolist())
     torch.manual_seed(0)
-    for truth, row in zip(target.tolist(), baselines.Negatives(seen)(target, 20_000)):
+    for truth, row in zip(target.tolist(), baselines.NegativeSampler(seen)(target, 20_000)):
         values, counts = row.unique(return_counts=True)
         assert set(values.tolist()) == listed - {truth}
         # 20,000 draws among n - 1: a standard deviation is below 1/28 of the mean here, six of them
@@ -193,9 +193,9 @@ def run(toy, out, *options):
 def test_main_trains_and_reports(name, toy, tmp_path):
     known = tmp_path / "known.csv"
     rows = [[f"s{state}", f"o{object_}", 0.25] for state, object_ in np.ndindex(5, 6)]
-    common.write_rows(known, ["state", "object", "feasibility"], rows)
+    write_rows(known, ["state", "object", "feasibility"], rows)
     options = ["--model", name, "--epochs", 2, "--feasibility", known]
-    if name != "apart":  # it needs no words
+    if name != "visprod":  # it needs no words
         options += ["--vectors", toy.parent / "words.txt"]
     if name == "tmn":
         options += ["--width", 4]
@@ -220,7 +220,7 @@ def test_two_threads_do_not_race(toy, tmp_path):
     assert first == second
 
 
-class Mine(baselines.Apart):
+class Mine(baselines.VisProd):
     def __init__(self, *arguments, scale=1.0):
         super().__init__(*arguments)
         self.config["scale"] = scale
@@ -229,7 +229,7 @@ class Mine(baselines.Apart):
 def test_settings_of_a_model_of_ones_own(toy, tmp_path, monkeypatch):
     """What DEFAULTS has goes to the constructor and to the training, and an option before it."""
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
-    own = dict(scale=3.0, epochs=30, epoch_steps=9)
+    own = dict(scale=3.0, epochs=30, min_epoch_steps=9)
     monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=own))
     options = ["--model", "mine", "--vectors", "random", "--scale", 2]
     settings = run(toy, tmp_path / "own", *options)["settings"]

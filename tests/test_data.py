@@ -12,7 +12,9 @@ import torch
 from PIL import Image, ImageOps
 
 import data
-import drawings
+from lab import drawings
+from lab.files import load_tensors
+from lab.photos import missing_photos, open_photo, photo_files, photo_suffixes
 
 LISTS = {
     "train": ["wet cat", "wet dog", "dry cat", "old Shoes.Flats"],
@@ -269,18 +271,18 @@ def test_a_photo_is_turned_upright_once(tmp_path, orientation, suffix):
     colours = np.random.default_rng(0).integers(0, 256, (20, 32, 3), dtype=np.uint8)
     file = tmp_path / f"a.{suffix}"
     Image.fromarray(colours).save(file, exif=exif)
-    made = data.open_photo(file)
+    made = open_photo(file)
     np.testing.assert_array_equal(made, ImageOps.exif_transpose(Image.open(file)))
     assert ImageOps.exif_transpose(made).size == made.size
     if suffix != "tif":  # which Pillow turns by itself
-        assert data.open_photo(file, upright=False).size == (32, 20)
+        assert open_photo(file, upright=False).size == (32, 20)
 
 
 @pytest.mark.parametrize("suffix", ["png", "webp", "jpg"])
 def test_damaged_exif_data_leave_the_picture_readable(tmp_path, suffix):
     for tags in (b"Exif\0\0MX\0*\0\0\0\x08", b"Exif\0\0MM\0*\0\0\0\x08\0"):
         Image.new("RGB", (40, 30), "red").save(tmp_path / f"a.{suffix}", exif=tags)
-        assert data.open_photo(tmp_path / f"a.{suffix}").size == (40, 30)
+        assert open_photo(tmp_path / f"a.{suffix}").size == (40, 30)
 
 
 @pytest.mark.filterwarnings("error")
@@ -293,11 +295,11 @@ def test_modes_become_rgb(tmp_path):
     Image.fromarray(ramp.astype(np.int32) * 257).save(tmp_path / "32 bits.tif")
     Image.fromarray((ramp / 255).astype(np.float32)).save(tmp_path / "floats.tif")
     for file in tmp_path.iterdir():
-        photo = data.open_photo(file)
+        photo = open_photo(file)
         assert photo.mode == "RGB"
         np.testing.assert_array_equal(photo, np.stack([ramp, ramp, ramp], 2), err_msg=file.name)
     Image.new("CMYK", (4, 4), (0, 255, 255, 0)).save(tmp_path / "red.jpg")
-    assert data.open_photo(tmp_path / "red.jpg").getpixel((2, 2))[0] > 240
+    assert open_photo(tmp_path / "red.jpg").getpixel((2, 2))[0] > 240
 
 
 def test_what_is_no_photo_says_why(tmp_path):
@@ -311,17 +313,17 @@ def test_what_is_no_photo_says_why(tmp_path):
                        ("floats.tif", r"outside \[0, 1\]"), ("strip.png", "strip of 40000 x 10"),
                        ("none.jpg", "No such")):
         with pytest.raises(ValueError, match=said):
-            data.open_photo(tmp_path / name)
+            open_photo(tmp_path / name)
 
 
 def test_every_photo_format_is_taken_and_the_rest_named(tmp_path):
     suffixes = {".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".tif", ".bmp", ".gif", ".webp", ".mpo"}
-    assert suffixes <= data.photo_suffixes()
+    assert suffixes <= photo_suffixes()
     taken = ["a.jpg", "wet/a.TIF", "wet/dog/a.gif"]
     for name in (*taken, "b.xyz", "wet/b.pdf", ".DS_Store", "wet/._1.jpg", "wet/@eaDir/1.jpg"):
         touch(tmp_path / "x" / name)
     (tmp_path / "linked").symlink_to(tmp_path / "x")  # links to folders are followed
-    assert data.photo_files(tmp_path / "linked") == (taken, ["b.xyz", "wet/b.pdf"])
+    assert photo_files(tmp_path / "linked") == (taken, ["b.xyz", "wet/b.pdf"])
 
 
 # ---- feature files -------------------------------------------------------------------------------
@@ -382,10 +384,10 @@ def test_bad_feature_files_are_named(tmp_path, content, said):
 def test_no_code_in_a_file_is_run(tmp_path):
     torch.save({"files": Path("x"), "features": Counter}, tmp_path / "f.t7")
     with pytest.raises(ValueError, match="f.t7 .*Python objects") as error:
-        data.load_tensors(tmp_path / "f.t7")
+        load_tensors(tmp_path / "f.t7")
     assert "weights_only" not in str(error.value)
     with pytest.raises(FileNotFoundError):
-        data.load_tensors(tmp_path / "none.t7")
+        load_tensors(tmp_path / "none.t7")
 
 
 def test_a_flipped_bit_is_noticed(tmp_path):
@@ -413,7 +415,7 @@ def test_make_split_of_photos_in_folders(tmp_path, capsys, style, root):
            style=style)
     assert check(capsys, tmp_path, "--make-split")[0] == 0
     dataset = data.load(tmp_path)
-    assert len(dataset.every_image) == 96 and not data.missing_photos(dataset)
+    assert len(dataset.every_image) == 96 and not missing_photos(dataset)
     for image, state, object_ in names(dataset, "train"):
         assert image.startswith(style.format(state, object_))
     assert dataset.seen.any(0).all() and dataset.seen.any(1).all() and dataset.seen.sum() == 8
@@ -445,7 +447,7 @@ def test_divide():
         rng = np.random.default_rng(seed)
         pairs = [(f"s{s}", f"o{o}") for s, o in rng.integers([9, 7], size=(600, 2))]
         for share in (0.1, 0.2):
-            split = data.divide(pairs, seed, share)
+            split = data.assign_splits(pairs, seed, share)
             splits += split
             train, val, test = [shown(pairs, split, phase) for phase in data.PHASES]
             assert primitives(train) == primitives(pairs)
@@ -462,11 +464,11 @@ def test_divide_few_images_of_few_compositions():
         rng = np.random.default_rng(seed)
         few = [(f"s{s}", f"o{o}") for s, o in rng.integers(4, size=(7, 2))]
         pairs = [pair for pair in few for _ in range(rng.integers(1, 4))] + [("s", "o")] * 4
-        train, val, test = [shown(pairs, data.divide(pairs, seed), phase) for phase in data.PHASES]
+        train, val, test = [shown(pairs, data.assign_splits(pairs, seed), phase) for phase in data.PHASES]
         assert primitives(train) == primitives(pairs)
         assert not set(pairs) - train & val & test
     with pytest.raises(ValueError, match="2 images of 2 compositions: too few"):
-        data.divide([("a", "x"), ("b", "y")])
+        data.assign_splits([("a", "x"), ("b", "y")])
 
 
 # ---- drawings ------------------------------------------------------------------------------------

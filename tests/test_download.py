@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import data
-import download
+from lab import download
 
 PAIRS = b"Suede Boots.Ankle\nFaux.Fur Shoes.Flats\nSuede Shoes.Flats"  # of each list
 LABELS = [

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-import common
+from lab import shell
+from lab.files import write_rows
 import compcos
 import data
 import evaluate
-import experiment
-import features as image_features
+from lab import run as experiment
+from lab import features as image_features
 import train
 from compcos import CompCos
-from experiment import read_rows as rows_of
+from lab.run import read_rows as rows_of
 from feasibility import feasibility_scores, conformal_threshold, hard_mask
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def make_toy(folder):
             for _ in range(count):
                 rows.append([f"{len(rows)}.png", f"s{s}", f"o{o}", phase])
                 features.append(by_state[s] + by_object[o] + random.normal(size=16))
-    common.write_rows(folder / "images.csv", ["image", "state", "object", "split"], rows)
+    write_rows(folder / "images.csv", ["image", "state", "object", "split"], rows)
     np.savez(folder / "features.npz", files=[row[0] for row in rows],
              features=np.array(features, np.float32))
     with open(folder / "vectors.txt", "w") as file:
@@ -63,7 +64,7 @@ def make_toy(folder):
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     """Of an epoch: one pass over data as small as these."""
-    monkeypatch.setitem(compcos.STRONG, "epoch_steps", 5)
+    monkeypatch.setitem(compcos.STRONG, "min_epoch_steps", 5)
 
 
 def run(dataset, out, *options):
@@ -181,7 +182,7 @@ def test_data_without_unseen_compositions(toy, tmp_path):
     rows = rows_of(toy / "images.csv")
     known = {(row["state"], row["object"]) for row in rows if row["split"] == "train"}
     kept = [row.values() for row in rows if (row["state"], row["object"]) in known]
-    common.write_rows(toy / "images.csv", rows[0].keys(), kept)
+    write_rows(toy / "images.csv", rows[0].keys(), kept)
     out = run(toy, tmp_path / "run")
     report = numbers(out)["test"]["open"]["exact"]
     assert report["best_seen"] > 0.3 and report["auc"] is None
@@ -253,16 +254,16 @@ def test_the_justified_threshold(shown, distraction, hides):
     assert experiment.best_threshold(*given)[0] >= threshold
 
 
-@pytest.mark.parametrize("seen_count, unseen_count, rivals", [
+@pytest.mark.parametrize("seen_count, unseen_count, train_candidates", [
     (30, 19, "seen"), (30, 20, "all"), (29, 19, "all")])
 def test_few_unseen_compositions_among_many_seen_do_not_compete(
-        seen_count, unseen_count, rivals, capsys):
+        seen_count, unseen_count, train_candidates, capsys):
     """Of 60 at least 30 seen, and fewer than 20 unseen in validation: said, and can be undone."""
     seen = np.arange(60).reshape(6, 10) < seen_count
     shown = 59 - np.arange(unseen_count)
     dataset = SimpleNamespace(seen=seen, targets=dict(val=np.append(shown, 0)))
-    assert experiment.choose_rivals(dataset) == rivals
-    assert ("--rivals" in capsys.readouterr().out) == (rivals == "seen")
+    assert experiment.choose_train_candidates(dataset) == train_candidates
+    assert ("--train_candidates" in capsys.readouterr().out) == (train_candidates == "seen")
 
 
 # ---- going on ----
@@ -309,7 +310,7 @@ def test_resume_uses_the_weights_of_the_run(toy, tmp_path, capsys):
     weights = tmp_path / "weights.pt"
     weights.write_text("one")
     stored = dict(np.load(toy / "features.npz"))
-    kind = image_features.describe(None, weights, True)
+    kind = image_features.cache_key(None, weights, True)
     np.savez(toy / "features.npz", **stored, key=kind)
     out = run(toy, tmp_path / "run", "--weights", weights)
     run(toy, out, "--resume", "--epochs", 5)
@@ -369,7 +370,7 @@ def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
     begun = run(toy, tmp_path / "begun", "--save-scores", "--epochs", 2)
     whole = run(toy, tmp_path / "whole", "--save-scores")
     before = contents(begun)
-    replace = common.os.replace
+    replace = shell.os.replace
     for name in ("last.pt", "scores.npy", "metrics.json"):
         out = shutil.copytree(begun, tmp_path / name)
 
@@ -379,7 +380,7 @@ def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
             replace(part, path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(common.os, "replace", fill_up)
+            patch.setattr(shell.os, "replace", fill_up)
             error = refusal(capsys, toy, out, "--resume")
         assert f"cannot write {out / name}: No space left on device" in error
         assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))

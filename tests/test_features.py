@@ -11,8 +11,9 @@ import torch
 from PIL import Image, ImageOps
 
 import data
-import drawings
-import features
+from lab import drawings
+from lab import features
+from lab import photos
 from conftest import golden_parameter
 
 HERE = Path(__file__).parent
@@ -44,13 +45,13 @@ def make_dataset(folder, count=6):
 def opened(monkeypatch):
     """The names of the photos opened so far."""
     names = []
-    open_photo = data.open_photo
+    open_photo = photos.open_photo
 
     def noted(path, upright):
         names.append(Path(path).name)
         return open_photo(path, upright)
 
-    monkeypatch.setattr(data, "open_photo", noted)
+    monkeypatch.setattr(features, "open_photo", noted)
     return names
 
 
@@ -123,7 +124,7 @@ def test_any_backbone_and_preprocessing_in_any_batch_size():
         return torch.from_numpy(values).permute(2, 0, 1) / 255
 
     module = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten()).train()
-    opened = [data.open_photo(path) for path in IMAGES]
+    opened = [photos.open_photo(path) for path in IMAGES]
     own = torch.stack([transform(image) for image in opened]).flatten(1)
     means = torch.stack([features.preprocess(image).mean((1, 2)) for image in opened])
     for batch_size in (1, 4, 64):

@@ -111,7 +111,7 @@ def metrics_of(folder):
 def short_epochs():
     """As in two_processes.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(compcos.FOLDER, "epoch_steps", two_processes.EPOCH_STEPS)
+        patch.setitem(compcos.FOLDER, "min_epoch_steps", two_processes.EPOCH_STEPS)
         yield
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import baselines
-import common
+from lab import baselines
+from lab import shell
+from lab.files import load_tensors
 import compcos
 import data
-import experiment
-import features
+from lab import run as experiment
+from lab import features
 import train
-from compcos import CompCos, Members, predict_images
+from compcos import CompCos, Ensemble, predict_images
 from test_compcos import Edited
 from test_experiment import few_steps, numbers, rows_of, run, toy  # noqa: F401, fixtures
 
@@ -34,7 +35,7 @@ def test_a_folder_gets_the_strong_recipe(monkeypatch):
     strong = compcos.defaults()["other"]
     assert strong["recipe"] == "strong" and compcos.defaults()["utzappos"]["recipe"] == "paper"
     assert compcos.defaults("strong")["utzappos"] == strong | dict(vectors=["word2vec"])
-    monkeypatch.setitem(compcos.OF_DATASET, "birds", dict(scal=50.0, epochs=100))
+    monkeypatch.setitem(compcos.DATASET_SETTINGS, "birds", dict(scal=50.0, epochs=100))
     with pytest.raises(ValueError, match="the defaults of 'birds' set scal: expected .* scale"):
         compcos.defaults()
 
@@ -48,7 +49,7 @@ def test_members_resumed_equal_uninterrupted(toy, tmp_path):  # noqa: F811
     run(toy, part, *options, 2, "--resume")
     assert numbers(part) == numbers(whole)
     model = CompCos.load(whole / "best.pt")
-    assert isinstance(model, Members) and len(model.members) == 2
+    assert isinstance(model, Ensemble) and len(model.members) == 2
     dataset = data.load(str(toy))
     test = torch.as_tensor(features.load_features(dataset)[1]["test"])
     scores = model(test).detach().flatten(1)
@@ -133,7 +134,7 @@ def fit(out, *, lr=1e-2, validate=lambda: 0.5, **options):
     """`train.fit` of a small model on 40 images; its history."""
     torch.manual_seed(0)
     seen = torch.eye(4, 5) > 0
-    model = CompCos(torch.randn(4, 6), torch.randn(5, 6), 8, hidden=12).set_training(seen)
+    model = CompCos(torch.randn(4, 6), torch.randn(5, 6), 8, hidden=12).prepare(seen)
     x = torch.randn(40, 8)
     target = torch.arange(40) % 4 * 6
     keywords = dict(epochs=3, batch_size=16, weight_decay=0.0, seed=0, out=out, settings={})
@@ -146,9 +147,9 @@ def test_lengths_are_counted_in_steps(tmp_path, monkeypatch):
     draw = train.draw_order
     monkeypatch.setattr(train, "draw_order", lambda *given: orders.append(draw(*given))
                         or orders[-1])
-    for epoch_steps, passes in ((0, 1), (2, 1), (3, 2), (65, 26)):
+    for min_epoch_steps, passes in ((0, 1), (2, 1), (3, 2), (65, 26)):
         orders.clear()
-        fit(tmp_path, epochs=1, epoch_steps=epoch_steps)
+        fit(tmp_path, epochs=1, min_epoch_steps=min_epoch_steps)
         counts = torch.bincount(torch.cat(orders))
         assert counts.tolist() == [passes] * 40
     values = iter([0.1, 0.3, 0.3, 0.2, 0.9])
@@ -177,7 +178,7 @@ def test_an_error_of_the_last_save_hides_no_other(tmp_path, monkeypatch, capsys)
                            (KeyboardInterrupt(), "stopped: .*last.pt")):
         values = [0.1]
         with monkeypatch.context() as patch, pytest.raises(type(error), match=message):
-            patch.setattr(common.os, "replace", full)
+            patch.setattr(shell.os, "replace", full)
             fit(tmp_path, validate=validate)
         assert "epoch 1 is not kept" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
@@ -217,7 +218,7 @@ def test_the_loss_of_readme_is_trained_by(toy, tmp_path, monkeypatch, recipe, wo
 
 def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
     """Training, resuming, all candidate sets, best.pt; test_reproduce.py has such a report."""
-    monkeypatch.setattr(baselines, "MODELS", dict(apart=baselines.Apart))
+    monkeypatch.setattr(baselines, "MODELS", dict(visprod=baselines.VisProd))
     names = {}
     exec(examples()[1], names)
     assert baselines.MODELS["mine"] is names["Mine"]
@@ -227,19 +228,19 @@ def test_the_model_of_readme_runs(toy, tmp_path, monkeypatch):  # noqa: F811
         baselines.main([*common_options, str(tmp_path / out), *options])
     assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
     assert tuple(numbers(tmp_path / "part")["test"]) == experiment.CANDIDATE_SETS
-    contents = data.load_tensors(tmp_path / "part/best.pt")
+    contents = load_tensors(tmp_path / "part/best.pt")
     assert len(contents["weights"]["to_state.weight"]) == 5
 
 
 def test_a_dataset_with_a_name_of_its_own(toy, tmp_path, monkeypatch):  # noqa: F811
-    """A line in data.FOLDERS; one in compcos.OF_DATASET, of which the rest is as for MIT-States."""
+    """A line in data.FOLDERS; one in compcos.DATASET_SETTINGS, of which the rest is as for MIT-States."""
     shutil.move(toy, tmp_path / "my-birds")
     monkeypatch.setattr(data, "FOLDERS", dict(data.FOLDERS))
-    monkeypatch.setattr(compcos, "OF_DATASET", dict(compcos.OF_DATASET))
+    monkeypatch.setattr(compcos, "DATASET_SETTINGS", dict(compcos.DATASET_SETTINGS))
     data.FOLDERS["birds"] = "my-birds"
     options = ["--data-root", tmp_path, "--epochs", 1]
     assert settings_of(run("birds", tmp_path / "strong", *options))["recipe"] == "strong"
-    compcos.OF_DATASET["birds"] = dict(scale=50.0, lr=1e-3)
+    compcos.DATASET_SETTINGS["birds"] = dict(scale=50.0, lr=1e-3)
     found = settings_of(run("birds", tmp_path / "paper", *options))
     assert (found["recipe"], found["scale"], found["margin"]) == ("paper", 50.0, 0.4)
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-import baselines
-import benchmark
+from lab import baselines
+from lab import benchmark
 import compcos
-import experiment
-import reproduce
+from lab import run as experiment
+from lab import reproduce
+from lab.files import read_rows
 import train
 from test_experiment import make_toy
 
@@ -29,7 +30,7 @@ def make(folder):
     """Own data of few images, with photos."""
     make_toy(folder)
     (folder / "images").mkdir()
-    for row in experiment.read_rows(folder / "images.csv"):
+    for row in read_rows(folder / "images.csv"):
         Image.new("RGB", (20, 30)).save(folder / "images" / row["image"])
     return folder
 
@@ -65,8 +66,8 @@ def quick():
     """An epoch is one pass over the few images, and no picture is drawn: matplotlib is missing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib.figure", None)
-        for settings in (compcos.FOLDER, compcos.STRONG, baselines.DEFAULTS["apart"]["other"]):
-            patch.setitem(settings, "epoch_steps", 1)
+        for settings in (compcos.FOLDER, compcos.STRONG, baselines.DEFAULTS["visprod"]["other"]):
+            patch.setitem(settings, "min_epoch_steps", 1)
         yield
 
 
@@ -158,7 +159,7 @@ def test_both_recipes(toy, tmp_path, monkeypatch):
     # each change is one setting against the whole recipe (a scale and its margin go together)
     for label, (name, _) in list(reproduce.ABLATION.items())[1:]:
         changed = [key for key in settings[name] if settings[name][key] != settings["strong4"][key]]
-        assert len(changed) == (3 if "length" in name else 1) or name == "without-rivals", name
+        assert len(changed) == (3 if "length" in name else 1) or name == "without-train_candidates", name
         auc = runs[name]["test"]["open"]["exact"]["auc"]
         assert report["ablation"]["ablation_test"][label]["exact"]["AUC"]["mean"] == auc
     assert settings["strong4"]["mask"] == "justified" and settings["full"]["mask"] == "paper"
@@ -167,7 +168,7 @@ def test_both_recipes(toy, tmp_path, monkeypatch):
 
 
 def test_own_model_gets_its_runs_and_rows(toy, tmp_path, monkeypatch):
-    class Mine(baselines.Apart):
+    class Mine(baselines.VisProd):
         """A system of one's own."""
 
     monkeypatch.setattr(baselines, "MODELS", dict(mine=Mine))
@@ -297,7 +298,7 @@ def test_the_forms_that_are_timed_give_one_loss():
     found = []
     for kind in (benchmark.Plain, benchmark.Unchunked, compcos.CompCos):
         torch.manual_seed(0)
-        model = kind(torch.randn(6, 8), torch.randn(7, 8), 9, dropout=0.0).set_training(seen)
+        model = kind(torch.randn(6, 8), torch.randn(7, 8), 9, dropout=0.0).prepare(seen)
         model.after_epoch(15)
         loss = model.loss(torch.randn(5, 9), target)
         loss.backward()

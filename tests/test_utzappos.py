@@ -17,8 +17,8 @@ import torch
 from PIL import Image, ImageDraw
 
 import compcos
-import features
-from experiment import read_rows
+from lab import features
+from lab.files import read_rows
 
 LISTS = Path(__file__).parent / "data/utzappos"
 PAIRS = {}

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import words
-from words import word_vectors
+from lab import words
+from lab.words import word_vectors
 
 HERE = Path(__file__).parent
 SHARED = HERE / "../../shared/data"

@@ -16,13 +16,13 @@ from unittest.mock import patch
 
 import torch
 
-import common
+from lab import shell
 import compcos
-import reproduce
+from lab import reproduce
 import train
 
 MAIN = {"compcos.py": compcos.main, "reproduce.py": reproduce.main}
-RANK = common.rank()
+RANK = shell.rank()
 EPOCH_STEPS = 4
 
 
@@ -43,17 +43,17 @@ def do(name, function, *arguments):
 
 def spread():
     """Each item is worked on once, by a process that is then alone; both get all, in order."""
-    done = list(common.spread(range(5), lambda item: (item, RANK, common.processes())))
+    done = list(shell.distribute(range(5), lambda item: (item, RANK, shell.processes())))
     assert done == [(item, (item, item % 2, 1)) for item in range(5)], done
 
 
 def unshared():
     """A folder that only the first process sees is named."""
-    common.check_shared("shared")
+    shell.check_shared("shared")
     os.mkdir(f"of-{RANK}")
     with contextlib.chdir(f"of-{RANK}"):
         try:
-            common.check_shared("results")
+            shell.check_shared("results")
         except OSError as error:
             assert str(error).startswith("results: process 1 of 2 does not see what process 0")
         else:
@@ -69,7 +69,7 @@ def wrong(arguments):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    compcos.FOLDER["epoch_steps"] = EPOCH_STEPS
+    compcos.FOLDER["min_epoch_steps"] = EPOCH_STEPS
     train.SAVE_SECONDS = 0.2
     do("spread", spread)
     do("unshared", unshared)

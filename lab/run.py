@@ -6,9 +6,7 @@ Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) 
 Fractions in files, percent in print.
 """
 
-import csv
 import itertools
-import json
 import math
 import platform
 import shlex
@@ -20,11 +18,13 @@ import numpy as np
 import PIL
 import torch
 
-import common
+from lab import shell
+from lab.files import (check_writable, load_tensors, lock, read_json, read_rows, reading, write_json,
+                       write_rows, writing)
 import data
-import drawings
-import features as image_features
-import words
+from lab import drawings
+from lab import features as image_features
+from lab import words
 from evaluate import PROTOCOLS, accuracy_at, threshold_sweep
 from feasibility import auroc, conformal_threshold, hard_mask, write_csv
 from train import (check_model, check_settings, chunks, fit, fit_temperature, index_pairs,
@@ -33,7 +33,7 @@ from train import (check_model, check_settings, chunks, fit, fit_temperature, in
 RUNS = Path("runs")  # where the results go without --out
 RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
 FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
-          "epoch_steps")  # the settings that `fit` takes, where a recipe has them
+          "min_epoch_steps")  # the settings that `fit` takes, where a recipe has them
 FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
 CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
 
@@ -150,7 +150,7 @@ def ranked_scores(model, features, target, seen, candidates, bias):
 # ---- measuring ----
 
 
-def measure(model, arrays, dataset, rho, *, mask="paper"):
+def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
     """All that is reported of a trained model: (metrics.json's content, what `sweep` gives of the
     test, the test's candidates by name).
 
@@ -223,23 +223,23 @@ def experiment(build, prepared):
     """
     seeds = prepared.seeds
     settings = prepared.settings
-    is_first = common.rank() == 0
+    is_first = shell.rank() == 0
     out = prepared.out
     if out is None and is_first:
         out = new_folder(settings)
-    out = common.gather(out)[0]
-    with common.lock(out) if is_first else nullcontext():
-        check_place(out, seeds, prepared.resume)
+    out = shell.gather(out)[0]
+    with lock(out) if is_first else nullcontext():
+        check_output_folder(out, seeds, prepared.resume)
         check_joined(out, seeds, settings)
-        common.check_shared(out)
-        if common.processes() > len(seeds):
-            common.say("note: each seed is trained by one process, and others wait")
+        shell.check_shared(out)
+        if shell.processes() > len(seeds):
+            shell.print_status("note: each seed is trained by one process, and others wait")
 
         def train(seed):
-            return one_seed(build, prepared, seed, folder_of(out, seed, seeds))
+            return run_seed(build, prepared, seed, folder_of(out, seed, seeds))
 
         results = []
-        for seed, metrics in common.spread(seeds, train):
+        for seed, metrics in shell.distribute(seeds, train):
             results.append(metrics)
             print(table([metrics], f"seed {seed}", metrics["test"]))
             print("\n".join(table_notes(metrics)), flush=True)
@@ -279,7 +279,7 @@ def last_folder(settings):
     return there[-1] if there else folders[0]
 
 
-def check_place(out, seeds, resume):
+def check_output_folder(out, seeds, resume):
     """ValueError where the runs of these seeds would replace one in the folder `out`, or mix with
     it."""
     is_single = not has_seeds(out) and any((out / name).exists() for name in RUN_FILES)
@@ -308,8 +308,8 @@ def recorded_settings(out):
     for metrics in finished_seeds(out):
         yield metrics["settings"]
     for path in out.glob("**/last.pt"):
-        with common.reading(path, "restore the file, or give another --out"):
-            settings = data.load_tensors(path)["settings"]
+        with reading(path, "restore the file, or give another --out"):
+            settings = load_tensors(path)["settings"]
         yield settings
 
 
@@ -325,7 +325,7 @@ def has_seeds(out):
     return any(out.glob("seed[0-9]*"))
 
 
-def one_seed(build, prepared, seed, out):
+def run_seed(build, prepared, seed, out):
     """Train and test one seed, write all into the folder `out`; what metrics.json holds."""
     dataset = prepared.dataset
     settings = dict(prepared.settings, seed=seed)
@@ -342,14 +342,14 @@ def one_seed(build, prepared, seed, out):
     check_model(model, arrays["train"][0], dataset.seen)
     history = train_model(model, arrays, prepared, settings, out)
     rho = model.feasibility(dataset.seen)
-    metrics, tested, masks = measure(model, arrays, dataset, rho, mask=settings["mask"])
+    metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=settings["mask"])
     best = max(history, key=lambda row: row["validation"])
     metrics |= dict(settings=settings, versions=versions(), best_epoch=best["epoch"])
     # Scores of an earlier start may be of another epoch: those that are there are made anew.
     if prepared.save_scores or (out / "scores.npy").exists():
         write_scores(out, model, arrays["test"][0], dataset, masks)
     write_answers(out, dataset, tested, metrics["bias"])
-    with common.writing(out / "feasibility.csv") as file:
+    with writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
     write_best(out / "best.pt", prepared, model, rho, metrics)
     write_json(out / "metrics.json", metrics)  # last: where it is, all else is
@@ -446,9 +446,9 @@ def write_answers(out, dataset, tested, bias):
         curve = swept.curve()
         curves[f"{name}_seen"] = curve.seen
         curves[f"{name}_unseen"] = curve.unseen
-    common.write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
-    common.write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
-    with common.writing(out / "curves.npz", "wb") as file:
+    write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
+    write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
+    with writing(out / "curves.npz", "wb") as file:
         np.savez(file, **curves)
 
 
@@ -457,12 +457,12 @@ def write_scores(out, model, features, dataset, masks):
     """For evaluate.py: scores.npy, float32 (N, C) of the test images (N, F), written block by block
     and whole or not at all; and beside it a file of each candidate set."""
     about = dict(descr="<f4", fortran_order=False, shape=(len(features), dataset.seen.size))
-    with common.writing(out / "scores.npy", "wb") as file:
+    with writing(out / "scores.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, about)
         for _, scores in chunks(model, features, model.compositions()):
             file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
     for name, mask in masks.items():
-        with common.writing(out / f"scores_{name}.npz", "wb") as file:
+        with writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
                      candidates=mask, pairs=index_pairs(dataset.seen))
 
@@ -481,15 +481,8 @@ def write_best(path, prepared, model, rho, metrics):
         feasibility=torch.as_tensor(rho), feature_mean=mean, feature_std=std)
     for key in ("settings", "threshold", "bias", "temperature"):
         contents[key] = metrics[key]
-    with common.writing(path, "wb") as file:
+    with writing(path, "wb") as file:
         torch.save(contents, file)
-
-
-def write_json(path, value):
-    """JSON with null for what is nan or infinite."""
-    value = json.loads(json.dumps(value), parse_constant=lambda name: None)
-    with common.writing(path) as file:
-        json.dump(value, file, indent=1)
 
 
 def versions():
@@ -498,7 +491,7 @@ def versions():
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, processes=common.processes(), machine=machine)
+                pillow=PIL.__version__, processes=shell.processes(), machine=machine)
 
 
 # ---- reading what a run left ----
@@ -506,8 +499,8 @@ def versions():
 
 def load_best(path):
     """What the best.pt of a CompCos holds, as `write_best` wrote it. ValueError: it is none."""
-    with common.reading(path, "train anew, or restore the file"):
-        contents = data.load_tensors(path)
+    with reading(path, "train anew, or restore the file"):
+        contents = load_tensors(path)
         model = contents["settings"]["model"]
         if model != "compcos" or "feature_mean" not in contents:
             raise ValueError(f"it holds a {model}: expected the best.pt of a compcos of this "
@@ -515,22 +508,9 @@ def load_best(path):
     return contents
 
 
-def read_json(path):
-    """What a JSON file holds. ValueError names a file that is none."""
-    with common.reading(path, "remove it, and its run is made anew"):
-        return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_rows(path):
-    """The rows of a .csv file, dictionaries."""
-    with (common.reading(path, "expected a .csv in UTF-8; make it anew, or restore it"),
-          open(path, newline="", encoding="utf-8-sig") as file):
-        return list(csv.DictReader(file))
-
-
 def read_feasibility(path, states, objects):
     """(S, O) from a feasibility.csv. ValueError: without all the numbers."""
-    with common.reading(path, "expected columns state, object, feasibility, and a row for each "
+    with reading(path, "expected columns state, object, feasibility, and a row for each "
                         "composition of this data"):
         found = {(row["state"], row["object"]): float(row["feasibility"])
                  for row in read_rows(path)}
@@ -553,7 +533,7 @@ Few unseen compositions tell little; how far the AUC holds: evaluate.py --confid
 composition"""
 
 
-def rests_on(results):
+def describe_run(results):
     """A line of what the results of some seeds rest on."""
     settings = results[0]["settings"]
     best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
@@ -571,7 +551,7 @@ def table(results, which, test, std=None):
     width = 14 if std else 7
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{settings['dataset']}, {settings['model']}, {settings['world']} world, {which} "
-             "(test, %)", rests_on(results), f"{'candidates':<15}{'protocol':<12}{names}"]
+             "(test, %)", describe_run(results), f"{'candidates':<15}{'protocol':<12}{names}"]
     for candidates, reports in test.items():
         for protocol, report in reports.items():
             line = f"{candidates:<15}{protocol:<12}"
@@ -626,13 +606,13 @@ def add_options(parser):
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
     training = "training (defaults: those of the dataset's recipe)"
     add = parser.add_argument_group(training).add_argument
-    at_least_one = common.number(int, least=1)
+    at_least_one = shell.number(int, least=1)
     add("--world", default="open", choices=["open", "closed"])
     add("--epochs", type=at_least_one)
     add("--batch-size", type=at_least_one)
-    add("--lr", type=common.number(above=0), help="learning rate")
-    add("--weight-decay", type=common.number(least=0))
-    add("--seed", type=common.number(int, least=0, below=1 << 40), nargs="+", default=[0],
+    add("--lr", type=shell.number(above=0), help="learning rate")
+    add("--weight-decay", type=shell.number(least=0))
+    add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
         metavar="K", help="one run each (default 0)")
     add("--device", default="auto", help="auto, cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
@@ -670,11 +650,11 @@ def prepare(options, model, defaults):
     fallback = RUNS  # for the features where the data are read-only
     if options.out is not None:
         fallback = options.out.parent
-        check_place(options.out, seeds, options.resume)
-    common.check_writable(options.out or RUNS)
-    if options.dataset == "shapes" and common.rank() == 0:
+        check_output_folder(options.out, seeds, options.resume)
+    check_writable(options.out or RUNS)
+    if options.dataset == "shapes" and shell.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
-    common.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
+    shell.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
     dataset = data.load(options.dataset, options.data_root)
     device = image_features.pick_device(options.device)
     chosen = dict(defaults.get(options.dataset, defaults["other"]))
@@ -701,8 +681,8 @@ def prepare(options, model, defaults):
         skip_broken=options.skip_broken, fallback=fallback)
     for note in dataset.notes:
         print(f"note: {note}")
-    if chosen.get("rivals", "all") is None:
-        chosen["rivals"] = choose_rivals(dataset)
+    if chosen.get("train_candidates", "all") is None:
+        chosen["train_candidates"] = choose_train_candidates(dataset)
     settings |= dict(data_crc32=data.checksum(dataset, vectors, features), backbone=backbone,
                      weights=weights, **chosen)
     states, objects = np.split(vectors, [len(dataset.states)])
@@ -710,16 +690,16 @@ def prepare(options, model, defaults):
                     options.resume, options.save_scores, options.eager)
 
 
-def choose_rivals(dataset):
+def choose_train_candidates(dataset):
     """Which compositions compete with the truth in open-world training: "all", or the "seen" alone.
 
     The seen alone where they are at least half of all, and validation has few unseen ones. Most of
-    the unseen then exist, and as rivals they would be taught to be wrong; how wrong, by the
+    the unseen then exist, and as train_candidates they would be taught to be wrong; how wrong, by the
     margins, so few cannot tell.
     """
     count = len(unseen_shown(dataset.targets["val"], dataset.seen))
     if count >= FEW_COMPOSITIONS or dataset.seen.mean() < 0.5:
         return "all"
     print(f"note: validation shows so few unseen compositions ({count}) that the seen alone "
-          "compete in training (see --rivals)")
+          "compete in training (see --train_candidates)")
     return "seen"

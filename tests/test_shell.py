@@ -1,4 +1,4 @@
-"""Tests of common.py: what people see of progress, that files are whole or not there, how scripts
+"""Tests of shell.py: what people see of progress, that files are whole or not there, how scripts
 end."""
 
 import argparse
@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import common
+from lab import shell
+from lab import files
 
 HERE = Path(__file__).parent
 
 
 def script(text, *arguments, **keywords):
-    """A Python process with common imported, from the project's folder."""
-    program = "import sys\nsys.path.insert(0, '.')\nimport common, os, time\n"
+    """A Python process with lab.shell imported, from the project's folder."""
+    program = "import sys\nsys.path.insert(0, '.')\nfrom lab import files, shell\nimport os, time\n"
     program += textwrap.dedent(text)
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace")
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -38,12 +39,12 @@ def script(text, *arguments, **keywords):
     (1, dict(below=1), False), (0.5, dict(above=0, below=1), True),
     (float("nan"), {}, False), (float("inf"), {}, False)])
 def test_numbers_are_taken_within_their_limits(value, limits, fits):
-    parse = common.number(float, **limits)
+    parse = shell.number(float, **limits)
     if fits:
-        assert common.check_number("lr", value, **limits) == value == parse(str(value))
+        assert shell.check_number("lr", value, **limits) == value == parse(str(value))
         return
     with pytest.raises(ValueError, match="lr is .*: expected a number"):
-        common.check_number("lr", value, **limits)
+        shell.check_number("lr", value, **limits)
     with pytest.raises(argparse.ArgumentTypeError):
         parse(str(value))
 
@@ -54,8 +55,8 @@ def test_numbers_are_taken_within_their_limits(value, limits, fits):
 def test_progress_is_one_line_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     now = [0.0]
-    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
-    with common.Progress("decoding", total=2000, unit="images") as progress:
+    monkeypatch.setattr(shell.time, "monotonic", lambda: now[0])
+    with shell.Progress("decoding", total=2000, unit="images") as progress:
         progress.update(500)  # at once: not shown
         now[0] = 10.0
         progress.update(500, note="3 broken")
@@ -65,8 +66,8 @@ def test_progress_is_one_line_on_a_terminal(capsys, monkeypatch):
 
 def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
-    progress = common.Progress("extracting", total=300, unit="images")
+    monkeypatch.setattr(shell.time, "monotonic", lambda: now[0])
+    progress = shell.Progress("extracting", total=300, unit="images")
     for now[0] in range(0, 150, 10):
         progress.update(20)
     lines = capsys.readouterr().err.splitlines()
@@ -79,17 +80,17 @@ def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
 def test_a_file_appears_whole_and_replaces_the_old(tmp_path):
     path = tmp_path / "file.txt"
     for content in ("old", "ρ\r\nnew\n"):
-        with common.writing(path) as file:
+        with files.writing(path) as file:
             file.write(content)
             assert (tmp_path / ".file.txt.part").exists()  # which the next run overwrites
             assert not path.exists() or path.read_bytes() == b"old"
         assert path.read_bytes() == content.encode() and [*tmp_path.iterdir()] == [path]
-    with common.writing(str(path), "wb", shared=True) as file:
+    with files.writing(str(path), "wb", shared=True) as file:
         file.write(b"\0")
         # of commands that may write at once none writes the temporary file of another
         assert (tmp_path / f".file.txt.{os.getpid()}.part").exists()
     assert path.read_bytes() == b"\0"
-    common.write_rows(path, ["a", "b"], [[1, "x, y"]])
+    files.write_rows(path, ["a", "b"], [[1, "x, y"]])
     assert path.read_bytes() == b'a,b\r\n1,"x, y"\r\n'
 
 
@@ -97,7 +98,7 @@ def test_a_file_appears_whole_and_replaces_the_old(tmp_path):
 def test_an_interrupted_file_leaves_no_trace(tmp_path, error):
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with pytest.raises(error), common.writing(path) as file:
+    with pytest.raises(error), files.writing(path) as file:
         file.write("half of")
         raise error
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
@@ -112,7 +113,7 @@ def test_a_disk_that_fills_up_is_named_whoever_writes(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10000, most))
     try:
         with pytest.raises(OSError, match="27.* cannot write .*best.pt: File too large"):
-            with common.writing(path, "wb") as file:
+            with files.writing(path, "wb") as file:
                 torch.save(torch.zeros(100000), file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
@@ -124,49 +125,49 @@ def test_whatever_is_wrong_with_a_file_is_one_line(tmp_path):
     path.write_text("x")
     for error in (KeyError("lr"), RuntimeError("size mismatch\n\tfor states"), EOFError()):
         with pytest.raises(ValueError, match="best.pt cannot be used .*; train anew") as caught:
-            with common.reading(path, "train anew"):
+            with files.reading(path, "train anew"):
                 raise error
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="is no plain file; train anew"):
-        with common.reading(tmp_path, "train anew"):
+        with files.reading(tmp_path, "train anew"):
             pass
     with pytest.raises(FileNotFoundError):
-        with common.reading(tmp_path / "none", "train anew") as missing:
+        with files.reading(tmp_path / "none", "train anew") as missing:
             missing.read_text()
     with pytest.raises(MemoryError):
-        with common.reading(path, "train anew"):
+        with files.reading(path, "train anew"):
             raise MemoryError
 
 
 def test_a_place_that_cannot_be_written_is_found(tmp_path, monkeypatch):
-    common.check_writable(tmp_path / "not/yet/there")
+    files.check_writable(tmp_path / "not/yet/there")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     for place in ("file", "file/run"):
         with pytest.raises(OSError, match="cannot write into .*file is no folder.*another --out"):
-            common.check_writable(tmp_path / place)
+            files.check_writable(tmp_path / place)
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(OSError, match="link is a link to .*gone, which is not there"):
-        common.check_writable(tmp_path / "link/run")
+        files.check_writable(tmp_path / "link/run")
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # tests may run as root
     with pytest.raises(OSError, match="cannot write into .*read-only: give another --csv"):
-        common.check_writable(tmp_path / "not/yet/there", "--csv")
+        files.check_writable(tmp_path / "not/yet/there", "--csv")
 
 
 def test_a_second_run_in_one_folder_is_refused_until_the_first_dies(tmp_path):
     program = """
-        with common.lock(sys.argv[1]):
+        with files.lock(sys.argv[1]):
             print("held", flush=True)
             time.sleep(60)"""
     first = script(program, tmp_path)
     try:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="another run"), common.lock(tmp_path):
+        with pytest.raises(ValueError, match="another run"), files.lock(tmp_path):
             pass
     finally:
         first.kill()
         first.wait()
-    with common.lock(tmp_path):
+    with files.lock(tmp_path):
         pass
 
 
@@ -177,7 +178,7 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with common.lock(tmp_path):
+    with files.lock(tmp_path):
         assert "no lock can be had" in capsys.readouterr().err
 
 
@@ -192,7 +193,7 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch, capsys):
     (MemoryError(), 2, "error: out of memory"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory")])
 def test_commands_end_in_one_line_and_a_status(error, status, shown, capsys):
-    @common.command
+    @shell.command
     def main(argv=None):
         """What it does."""
         raise error
@@ -208,7 +209,7 @@ def test_commands_end_in_one_line_and_a_status(error, status, shown, capsys):
 def test_commands_pass_on_results_warnings_and_mistakes_of_the_program(capsys):
     before = warnings.showwarning
 
-    @common.command
+    @shell.command
     def main(argv=None):
         warnings.warn("half is missing")
         return argv["x"]
@@ -225,7 +226,7 @@ def test_signals_save_as_ctrl_c_does(name, status):
     """A second one does not cut the saving."""
     program = """
         import signal
-        @common.command
+        @shell.command
         def main(argv=None):
             try:
                 print("ready", flush=True)
@@ -246,7 +247,7 @@ def test_signals_that_are_ignored_stay_so():
     program = """
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        @common.command
+        @shell.command
         def main(argv=None):
             os.kill(os.getpid(), signal.SIGHUP)
             print("goes on")
@@ -259,7 +260,7 @@ def test_signals_that_are_ignored_stay_so():
 def test_a_reader_that_goes_away_ends_the_work_quietly():
     """As `head -1` does; in ASCII, too."""
     program = """
-        @common.command
+        @shell.command
         def main(argv=None):
             for i in range(20000):
                 print("τ α", i)
@@ -268,17 +269,17 @@ def test_a_reader_that_goes_away_ends_the_work_quietly():
     assert process.stdout.readline() == "\\u03c4 \\u03b1 0\n"
     process.stdout.close()
     process.wait(timeout=30)
-    assert process.returncode == common.CLOSED_PIPE and process.stderr.read() == ""
+    assert process.returncode == shell.CLOSED_PIPE and process.stderr.read() == ""
     process.stderr.close()
 
 
 def test_closed_streams_end_nothing(tmp_path):
     """Python gives None for them."""
     program = """
-        @common.command
+        @shell.command
         def main(argv=None):
             print("τ", flush=True)
-            with common.Progress("x", 1, "") as progress:
+            with shell.Progress("x", 1, "") as progress:
                 progress.update(1)
             open(sys.argv[1], "w").write("done")
             raise ValueError("x")
@@ -296,7 +297,7 @@ def test_closed_streams_end_nothing(tmp_path):
 def test_a_full_disk_is_told_at_the_end(tmp_path):
     """What was to be printed is lost, but not the work."""
     program = """
-        @common.command
+        @shell.command
         def main(argv=None):
             print("a table")
             open(sys.argv[1], "w").write("done")
@@ -312,14 +313,14 @@ def test_a_full_disk_is_told_at_the_end(tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_every_script_helps_in_any_encoding(encoding, monkeypatch):
     names = []
-    for path in sorted(HERE.parent.glob("*.py")):
+    for path in sorted([*HERE.parent.glob("*.py"), *HERE.parent.glob("lab/*.py")]):
         if "def main(argv=None)" in path.read_text(encoding="utf-8"):
-            names.append(path.stem)
+            names.append(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
     assert len(names) >= 8
     for name in names:
         out = io.TextIOWrapper(io.BytesIO(), encoding)
         monkeypatch.setattr(sys, "stdout", out)
         with pytest.raises(SystemExit, match="0"):
-            common.command(importlib.import_module(name).main)(["--help"])
+            shell.command(importlib.import_module(name).main)(["--help"])
         out.flush()
         assert out.buffer.getvalue().startswith(b"usage: "), name

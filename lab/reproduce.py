@@ -21,17 +21,18 @@ from itertools import cycle
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-import common
+from lab import shell
+from lab.files import read_json, read_rows, reading, write_json, writing
+from lab.photos import open_photo
 
 if __name__ == "__main__":
-    common.wait_gently()  # before torch is imported
+    shell.wait_gently()  # before torch is imported
 
 import numpy as np
 
-import baselines
+from lab import baselines
 import compcos
-import data
-import experiment
+from lab import run as experiment
 from evaluate import PROTOCOLS
 from feasibility import markdown, median_mask, ranked_tables
 from train import sweep
@@ -55,7 +56,7 @@ SETTINGS = ("epochs", "batch_size", "lr", "weight_decay", "negatives")  # told u
 # ---- what is trained ----
 
 LABELS = {"aop": "AoP", "leplus": "LE+", "tmn": "TMN", "symnet": "SymNet",
-          "apart": "Two classifiers apart"}
+          "visprod": "Two classifiers apart"}
 RUNS = {  # run -> (system, options)
     "full": ("compcos", "--world open"),  # its feasibility masks the compared systems
     "closed": ("compcos", "--world closed"),
@@ -74,7 +75,7 @@ RECIPES = {  # label -> run; four members of the paper's model show what averagi
     "strong, 1 member": "strong1",
     "strong, 4 members": "strong4",
     "strong, 16 members": "strong16",
-    "two classifiers apart": "apart",
+    "two classifiers apart": "visprod",
 }
 # What is changed of the strong recipe with 4 members -> (run, options). Images of unit length need
 # a scale again; its margin keeps 7.2 ρ off the logits.
@@ -84,12 +85,12 @@ ABLATION = {
     "dropout 0.5": ("without-dropout", "--dropout 0.5"),
     "no log n": ("without-counts", "--counts 0"),
     "no average of the weights": ("without-average", "--average 0"),
-    "word embeddings at the common rate": ("without-word-rate", "--word-rate 1"),
+    "word embeddings at the common rate": ("without-word-lr-factor", "--word-lr-factor 1"),
     "a space of 100": ("without-dim", "--dim 100"),
     "images of unit length (scale 20, α 0.36)": ("without-length",
                                                  "--cosine --scale 20 --margin 0.36"),
     "no margins (α = 0)": ("without-margins", "--margin 0"),
-    "only the seen compete": ("without-rivals", "--rivals seen"),
+    "only the seen compete": ("without-train_candidates", "--train_candidates seen"),
 }
 
 
@@ -141,7 +142,7 @@ def plan(name, seed, options, shared, data_crc32, out):
         arguments += ["--feasibility", str(out / f"runs/full/seed{seed}/feasibility.csv")]
         key["feasibility"] = options.compcos
     note = folder / "run.json"
-    if note.exists() and experiment.read_json(note) != key:
+    if note.exists() and read_json(note) != key:
         raise ValueError(f"{note} is of a run with other data or options: give another --out, or "
                          f"remove {folder}")
     return Job(name, seed, folder, module, arguments, key)
@@ -150,7 +151,7 @@ def plan(name, seed, options, shared, data_crc32, out):
 def attempt(job):
     """Train a job: what became of it. What it prints is added to output.txt in its folder."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    experiment.write_json(job.folder / "run.json", job.key)
+    write_json(job.folder / "run.json", job.key)
     with open(job.folder / "output.txt", "a", encoding="utf-8") as file, redirect_stdout(file):
         print(f"$ {shlex.join(job.arguments)}", flush=True)
         try:
@@ -159,18 +160,18 @@ def attempt(job):
             raise KeyboardInterrupt("stopped: the same command goes on from here") from None
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=file)
-            return f"failed ({common.reason(error)}), see {file.name}"
+            return f"failed ({shell.reason(error)}), see {file.name}"
     return "trained"
 
 
 def train_missing(jobs):
     """Train what is not there, spread over the processes."""
     missing = [job for job in jobs if not is_finished(job)]
-    common.say(f"{len(jobs)} runs, {len(missing)} of them to train")
+    shell.print_status(f"{len(jobs)} runs, {len(missing)} of them to train")
     for is_first in (True, False):  # whose feasibility masks others comes first
         part = [job for job in missing if (job.name == "full") == is_first]
-        for job, outcome in common.spread(part, attempt):
-            common.say(f"{job.name}, seed {job.seed}: {outcome}")
+        for job, outcome in shell.distribute(part, attempt):
+            shell.print_status(f"{job.name}, seed {job.seed}: {outcome}")
 
 
 def is_finished(job):
@@ -183,8 +184,8 @@ def is_finished(job):
 
 def load(folder):
     """metrics.json of a run, with its `folder`, and the `epochs` and `seconds` it was trained."""
-    metrics = experiment.read_json(folder / "metrics.json")
-    log = experiment.read_rows(folder / "log.csv")
+    metrics = read_json(folder / "metrics.json")
+    log = read_rows(folder / "log.csv")
     seconds = sum(float(row["seconds"]) for row in log)
     return metrics | dict(folder=folder, epochs=len(log), seconds=seconds)
 
@@ -201,7 +202,7 @@ def of_paper(results, kind):
     """The paper's own "tables" or "ranked" lists of this dataset; empty where it has none."""
     if results.prepared.dataset.upright:  # a folder of one's own that is called as the paper's are
         return {}
-    return experiment.read_json(PAPER / f"{kind}.json").get(results.prepared.dataset.name, {})
+    return read_json(PAPER / f"{kind}.json").get(results.prepared.dataset.name, {})
 
 
 def cell(values):
@@ -381,7 +382,7 @@ def feasibility_text(results):
 
 def answers_of(metrics):
     """Columns of predictions.csv, (N,) str by name."""
-    rows = experiment.read_rows(metrics["folder"] / "predictions.csv")
+    rows = read_rows(metrics["folder"] / "predictions.csv")
     return {name: np.array([row[name] for row in rows], str)
             for name in ("image", "truth", "open", "open_masked")}
 
@@ -468,7 +469,7 @@ def curves(results, runs):
     for label, run in runs.items():
         for metrics in results.runs[run][:1]:
             path = metrics["folder"] / "curves.npz"
-            with common.reading(path, f"remove {path.parent}"), np.load(path) as file:
+            with reading(path, f"remove {path.parent}"), np.load(path) as file:
                 lines.append((label, 100 * file["open_unseen"], 100 * file["open_seen"], []))
     return figure("accuracy on unseen compositions (%)", "accuracy on seen compositions (%)", lines)
 
@@ -502,7 +503,7 @@ def draw_photos(results):
             raise FileNotFoundError("there are no photos here, only features")
         ax = result.add_subplot(4, 5, place)
         ax.axis("off")
-        ax.imshow(data.open_photo(path, dataset.upright))
+        ax.imshow(open_photo(path, dataset.upright))
         lines = [f"{who}: {answers[i]}" for who, answers in shown.items()]
         ax.set_title("\n".join(lines), size=8, loc="left", parse_math=False)
     return result
@@ -567,7 +568,7 @@ def picture_lines(results, name, section):
         drawn = section.draw(results)
     except (ImportError, FileNotFoundError) as error:  # no matplotlib, or no photos
         return [f"No picture: {error}.", ""]
-    with common.writing(results.out / f"{name}.png", "wb") as file:
+    with writing(results.out / f"{name}.png", "wb") as file:
         drawn.savefig(file, dpi=130, format="png")
     return [f"![{section.title}]({name}.png)", "", section.caption, ""]
 
@@ -599,7 +600,7 @@ def about(results, argv, options, failed):
     versions = runs[0]["versions"]
     return [
         f"Made by `python reproduce.py {shlex.join(argv)}` on {versions['machine']}, torch "
-        f"{versions['torch']}: {len(runs)} runs, {common.duration(seconds)} hours of training. "
+        f"{versions['torch']}: {len(runs)} runs, {shell.duration(seconds)} hours of training. "
         f"Failed, and left out of the numbers: {'; '.join(failed) or 'none'}.", "",
         f"Data: {dataset.name}, {len(dataset.states)} states, {len(dataset.objects)} objects, "
         f"{dataset.seen.sum()} seen compositions, {len(dataset.targets['test']):,} test images.",
@@ -631,9 +632,9 @@ def write_report(results, argv, options, failed):
             cells |= found
             lines += further
         report[name] = cells
-    with common.writing(results.out / "report.md") as file:
+    with writing(results.out / "report.md") as file:
         file.write("\n".join(lines))
-    experiment.write_json(results.out / "report.json", report)
+    write_json(results.out / "report.json", report)
     print(f"written to {results.out / 'report.md'}")
 
 
@@ -648,7 +649,7 @@ def own_options():
         epilog="Options of compcos.py on data and training (--dataset, --data-root, --vectors, "
                "...) go to all runs.")
     add = parser.add_argument
-    add("--seed", type=common.number(int, least=0), nargs="+", default=[0, 1, 2], metavar="K",
+    add("--seed", type=shell.number(int, least=0), nargs="+", default=[0, 1, 2], metavar="K",
         help="default 0 1 2")
     add("--only", nargs="+", choices=["paper", *SECTIONS], default=["paper"],
         help="sections of the report; paper, the default, is all but the last two")
@@ -671,7 +672,7 @@ def parse(where, words, module):
     return parser.parse_args(words)
 
 
-@common.command
+@shell.command
 def main(argv=None):
     """Train what is missing and write the report. Exit status 1 if a run failed."""
     argv = sys.argv[1:] if argv is None else argv
@@ -685,11 +686,11 @@ def main(argv=None):
     parsed.out = options.out
     prepared = experiment.prepare(parsed, "compcos", compcos.defaults("paper"))
     out = options.out or Path("runs", f"reproduce-{prepared.dataset.name}")
-    common.check_shared(out)
+    shell.check_shared(out)
     jobs = [plan(name, seed, options, shared, prepared.settings["data_crc32"], out)
             for name in needed_runs(options.only) for seed in prepared.seeds]
     train_missing(jobs)
-    if common.rank() > 0:
+    if shell.rank() > 0:
         return
     runs = {name: [] for name in all_runs()}
     failed = []
@@ -701,7 +702,7 @@ def main(argv=None):
                              "there is no report")
         else:
             failed.append(f"{job.name}, seed {job.seed}")
-    with common.alone():
+    with shell.single_process():
         write_report(Results(out, prepared, runs), argv, options, failed)
     if failed:
         raise SystemExit(1)

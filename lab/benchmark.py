@@ -14,20 +14,20 @@ import time
 import tracemalloc
 from contextlib import redirect_stdout
 
-import common
+from lab import shell
 
 if __name__ == "__main__":
-    common.wait_gently()  # before torch is imported
+    shell.wait_gently()  # before torch is imported
 
 import numpy as np
 import torch
 
 import compcos
-import experiment
+from lab import run as experiment
 import train
 from evaluate import BiasSweep, evaluate, threshold_sweep
 from feasibility import feasibility_scores
-from features import pick_device
+from lab.features import pick_device
 
 MIT_STATES = (115, 245)  # states, objects
 
@@ -147,9 +147,9 @@ def bench_step(options):
     order = torch.arange(128, device=device)
 
     def steps_of(kind):
-        model = kind(torch.randn(S, 600), torch.randn(O, 600), 512).to(device).set_training(seen)
+        model = kind(torch.randn(S, 600), torch.randn(O, 600), 512).to(device).prepare(seen)
         model.after_epoch(15)  # from now on all compositions compete, with margins
-        step, total = train.stepper(model, train.adam(model, 5e-5, 5e-5, device), features, target)
+        step, total = train.make_step(model, train.adam(model, 5e-5, 5e-5, device), features, target)
 
         def run():
             for _ in range(calls):

@@ -1,5 +1,5 @@
 """The four systems that the paper compares with, and two classifiers apart, run as CompCos is:
-`python baselines.py --model leplus|aop|tmn|symnet|apart`.
+`python baselines.py --model leplus|aop|tmn|symnet|visprod`.
 
 Each keeps the contract of a model that `train.py` states. A model of your own is one class and one
 line, `baselines.MODELS["mine"] = Mine` (README shows one under "Change it"). It is made as
@@ -15,24 +15,24 @@ replacement.
 
 import argparse
 
-import common
+from lab import shell
 
 if __name__ == "__main__":
-    common.wait_gently()  # before torch is imported
+    shell.wait_gently()  # before torch is imported
 
 import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-import experiment
+from lab import run as experiment
 from feasibility import feasibility_scores
-from train import halves, primitive_vectors
+from train import split_linear, primitive_vectors
 
 
 # ---- what the systems share ----
 
 
-class Compared(nn.Module):
+class BaselineModel(nn.Module):
     """The part of train.py's contract that all systems here have in common.
 
     A model of your own, too, may begin with it: what is left is `loss`, `score` and `config`.
@@ -69,7 +69,7 @@ class Compared(nn.Module):
         return index // len(self.objects), index % len(self.objects)
 
 
-class Negatives(nn.Module):
+class NegativeSampler(nn.Module):
     """Draws training compositions other than the truth, of those that `seen` (S,O) bool marks, two
     or more."""
 
@@ -106,7 +106,7 @@ def chunk(tensor):
 # ---- LabelEmbed+ and Attributes as Operators ----
 
 
-class Triplet(Compared):
+class Triplet(BaselineModel):
     """Images v and compositions c in one space, trained on triplets; a score is -|v - c|^2.
 
     v = ReLU(Linear(F, D)). A subclass gives `embed_all() -> (S,O,D)`, and its loss from `triplet`.
@@ -116,7 +116,7 @@ class Triplet(Compared):
         super().__init__(state_vectors, object_vectors, **trained)
         self.config = dict(feature_dim=feature_dim, margin=margin)
         self.images = nn.Sequential(nn.Linear(feature_dim, self.states.shape[1]), nn.ReLU())
-        self.negatives = Negatives(seen)
+        self.negatives = NegativeSampler(seen)
 
     def triplet(self, features, truth, other):
         """max(0, |v - c| - |v - c'| + margin), mean, of c and c', truth and other (B,D)."""
@@ -155,7 +155,7 @@ class LabelEmbedPlus(Triplet):
     def embed_all(self):
         """The same of all compositions, (S,O,D)."""
         # The first layer is linear in [e_s; e_o]: a half for each state, and one for each object.
-        state_half, object_half = halves(self.compose[0], self.states, self.objects)
+        state_half, object_half = split_linear(self.compose[0], self.states, self.objects)
         return self.compose[1:](state_half[:, None] + object_half)
 
     def loss(self, features, target, negatives=None):
@@ -271,7 +271,7 @@ class Transform(nn.Module):
         return self.combine[1:](hidden)
 
 
-class SymNet(Compared):
+class SymNet(BaselineModel):
     """SymNet: to attach a state that is there, or detach one that is not, should change nothing."""
 
     def __init__(self, state_vectors, object_vectors, feature_dim, seen, *, state=1.0, object=1.0,
@@ -285,7 +285,7 @@ class SymNet(Compared):
         self.to_object = mlp(dim, 512, len(self.objects), dropout)
         self.attach = Transform(dim, dropout)
         self.detach = Transform(dim, dropout)
-        self.negatives = Negatives(seen)
+        self.negatives = NegativeSampler(seen)
 
     def moving(self, images, attach, detach):
         """rmd (B,S) = |DeCoN(v, a_k) - v| - |CoN(v, a_k) - v| for every state k.
@@ -393,7 +393,7 @@ class TaskLayer(nn.Module):
         return self.after(outputs.flatten(1, 2)).relu_().view_as(inputs)
 
 
-class TMN(Compared):
+class TMN(BaselineModel):
     """Task-driven Modular Networks: layers of small modules, wired by the composition's gates."""
 
     def __init__(self, state_vectors, object_vectors, feature_dim, seen, *, layers=3, modules=24,
@@ -415,7 +415,7 @@ class TMN(Compared):
         self.gates = nn.Linear(rank, ((layers - 1) * modules + 1) * modules, bias=False)
         nn.init.normal_(self.gater.weight, 0, 0.1)
         nn.init.zeros_(self.gates.weight)
-        self.negatives = Negatives(seen)
+        self.negatives = NegativeSampler(seen)
 
     def parameter_groups(self, lr):
         """The gating network learns at its own rate."""
@@ -433,7 +433,7 @@ class TMN(Compared):
         """
         # W1 [e_s; e_o] is a half for each state, and one for each object.
         state, object_ = self.primitives(index)
-        state_half, object_half = halves(self.gater, self.states, self.objects)  # (S or O,rank)
+        state_half, object_half = split_linear(self.gater, self.states, self.objects)  # (S or O,rank)
         hidden = torch.relu(self.gater_norm(state_half[state] + object_half[object_]))
         size = self.config["modules"]
         return self.gates(hidden).unflatten(1, (-1, size)).softmax(2).split(size, 1)
@@ -444,7 +444,7 @@ class TMN(Compared):
         outputs = torch.relu(self.first_norm(inputs.flatten(0, 1)))
         return outputs.unflatten(1, (self.config["modules"], -1))
 
-    def judge(self, outputs, gates, mix):
+    def score_gated(self, outputs, gates, mix):
         """Scores (R,B) from what the first layer makes of images, (R,K,w,B), and from `gated`.
 
         mix: how gates mix the outputs of modules, an einsum. Gates are those of r, one composition
@@ -463,7 +463,7 @@ class TMN(Compared):
         index = torch.cat([target[:, None], negatives], 1)                        # (B,1+n)
         outputs = self.first_layer(features, index.shape[1])                      # (R,K,w)
         outputs = outputs.permute(1, 2, 0)[None]
-        scores = self.judge(outputs, self.gated(index.flatten()), "bjk,rkwb->rjwb")
+        scores = self.score_gated(outputs, self.gated(index.flatten()), "bjk,rkwb->rjwb")
         return nnf.cross_entropy(scores.view_as(index), torch.zeros_like(target))
 
     def compositions(self):
@@ -481,7 +481,7 @@ class TMN(Compared):
             scores = []
             for gates in zip(*[gate.split(at_once) for gate in compositions]):
                 outputs = first.expand(len(gates[0]), -1, -1, -1)                 # (R,K,w,B)
-                scores.append(self.judge(outputs, gates, "rjk,rkwb->rjwb"))
+                scores.append(self.score_gated(outputs, gates, "rjk,rkwb->rjwb"))
             blocks.append(torch.cat(scores).T)                                    # (B,C)
         return torch.cat(blocks).view(-1, len(self.states), len(self.objects))
 
@@ -489,7 +489,7 @@ class TMN(Compared):
 # ---- two classifiers apart ----
 
 
-class Apart(Compared):
+class VisProd(BaselineModel):
     """The floor: two logistic regressions on standardised features, states and objects apart.
 
     score(s, o) = log p(s | image) + log p(o | image); it knows no word and no composition.
@@ -519,10 +519,10 @@ class Apart(Compared):
 
 # ---- the command ----
 
-MODELS = dict(aop=AttributesAsOperators, leplus=LabelEmbedPlus, tmn=TMN, symnet=SymNet, apart=Apart)
+MODELS = dict(aop=AttributesAsOperators, leplus=LabelEmbedPlus, tmn=TMN, symnet=SymNet, visprod=VisProd)
 
 # Settings of training, which no constructor takes.
-TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, epoch_steps=0,
+TRAINING = dict(epochs=1000, batch_size=512, lr=5e-5, weight_decay=5e-5, min_epoch_steps=0,
                 vectors=["glove"])
 # The built-in dataset, for minutes on a CPU instead of hours.
 BUILT_IN = dict(batch_size=128, lr=1e-3)
@@ -549,7 +549,7 @@ DEFAULTS = dict(
     # Large batches, since the statistics of small ones blur a classifier of standardised features.
     # Of 0.001 to 0.1, this decay is never far below the one that validation would choose (open
     # world, five sets). No word is looked at, so any vectors do.
-    apart=dict(other=dict(epochs=40, epoch_steps=20, lr=3e-3, weight_decay=0.02,
+    visprod=dict(other=dict(epochs=40, min_epoch_steps=20, lr=3e-3, weight_decay=0.02,
                           vectors=["random"])),
 )
 
@@ -587,11 +587,11 @@ def add_options(parser):
         kind = type(own_settings(names[0])[setting])
         if kind in (int, float):
             least = 1 if kind is int else 0  # of sizes, and of weights and rates
-            add(f"--{setting.replace('_', '-')}", type=common.number(kind, least=least),
+            add(f"--{setting.replace('_', '-')}", type=shell.number(kind, least=least),
                 help=f"of {', '.join(names)}")
 
 
-@common.command
+@shell.command
 def main(argv=None):
     """Train and evaluate one system; the world decides which AUC chooses the best epoch."""
     parser = argparse.ArgumentParser(description="The compared systems, run as CompCos is: "

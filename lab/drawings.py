@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-import common
+from lab import shell
+from lab.files import write_rows
 
 SIZE = 64    # pixels a side of the picture
 DRAWN = 128  # pixels a side of the canvas that is scaled down to it
@@ -251,7 +252,7 @@ def fill(folder):
             jobs += [(state, object_, phase)] * number
     rows = []
     features = []
-    with common.Progress("drawing shapes", len(jobs), "images") as progress:
+    with shell.Progress("drawing shapes", len(jobs), "images") as progress:
         for number, (state, object_, phase) in enumerate(jobs):
             image = f"{state}_{object_}_{number:04d}.png"
             picture = draw(state, object_, random)
@@ -259,7 +260,7 @@ def fill(folder):
             rows.append((image, state, object_, phase))
             features.append(feature(picture))
             progress.update()
-    common.write_rows(folder / "images.csv", ("image", "state", "object", "split"), rows)
+    write_rows(folder / "images.csv", ("image", "state", "object", "split"), rows)
     pairs = [f"{state} {object_}\n" for state, object_ in split]
     (folder / "feasible_pairs.txt").write_text("".join(pairs))
     with open(folder / "vectors.txt", "w") as file:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-import common
+from lab.files import reading
+
 
 FILES = {  # under the data root
     "word2vec": "w2v/GoogleNews-vectors-negative300.bin",
@@ -237,7 +238,7 @@ def _read(names, path):
 
     The kinds: "glove" (text without a line of counts), "text", "word2vec", "fasttext", "npz".
     """
-    with common.reading(path, KINDS), _opened(path) as file:
+    with reading(path, KINDS), _opened(path) as file:
         kind, count, dim, start = _recognise(file.read(HEAD))
         file.seek(start)
         wanted = set()

@@ -1,11 +1,7 @@
-"""What every script needs and no paper describes: words and numbers of messages, progress on
-stderr, whole files or none, one run a folder, work spread over several processes, errors without
-tracebacks. It has no command line: `python compcos.py` is where to begin.
-"""
+"""Progress on stderr, errors without tracebacks, signals, and work spread over several processes."""
 
 import argparse
 import atexit
-import csv
 import datetime
 import functools
 import math
@@ -20,7 +16,7 @@ from pathlib import Path
 
 BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
 GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
-PATIENCE = datetime.timedelta(days=30)  # of processes that wait for one another's training
+GROUP_TIMEOUT = datetime.timedelta(days=30)  # of processes that wait for one another's training
 CLOSED_PIPE = 141    # the status of a program that SIGPIPE ended, as shells know it
 
 
@@ -40,10 +36,10 @@ def wait_gently():
 # ---- words and numbers ----
 
 
-def some(names, most=5):
+def shorten(names, most=5):
     """The first few of many names, and how many more.
 
-    >>> some("abcdefg", most=3)
+    >>> shorten("abcdefg", most=3)
     'a, b, c and 4 more'
     """
     names = list(map(str, names))
@@ -131,19 +127,19 @@ class Progress:
         if note:
             line += f", {note}"
         if self.on_terminal:
-            say(f"\r\x1b[K{line}", end="")
+            print_status(f"\r\x1b[K{line}", end="")
         else:
-            say(line)
+            print_status(line)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         if self.on_terminal and self.shown > self.start:
-            say("")
+            print_status("")
 
 
-def say(text, end="\n"):
+def print_status(text, end="\n"):
     """A line on stderr. Where that is closed, or its reader is gone, the work goes on."""
     try:
         print(text, file=sys.stderr, end=end, flush=True)
@@ -151,109 +147,10 @@ def say(text, end="\n"):
         pass
 
 
-# ---- files ----
-
-
-@contextmanager
-def reading(path, remedy):
-    """Inside, the file `path` is read and what it holds is used: whatever is wrong with it is one
-    ValueError.
-
-    Its one line names the file, what is wrong, and the `remedy`. A file that is not there or cannot
-    be opened (OSError) and a lack of memory pass.
-    """
-    path = Path(path)
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for for ever
-            raise ValueError(f"{path} is no plain file")
-        yield path
-    except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
-        # An OSError without a file's name is of a place beyond the file's end.
-        is_unread = isinstance(error, OSError) and error.filename is not None
-        if is_unread or is_out_of_memory(error):
-            raise
-        problem = " ".join(str(error).split())
-        if str(path) not in problem:
-            problem = f"{path} cannot be used ({reason(error)})"
-        raise ValueError(f"{problem}; {remedy}") from None
-
-
-@contextmanager
-def writing(path, mode="w", shared=False):
-    """A file open for text or bytes, which becomes `path` only if the block ends well.
-
-    It is a temporary file beside `path`: a kill or a full disk leaves what was there before. Under
-    a run's lock it has one name, which the next run uses again; `shared`, where several commands
-    may write at once, each has its own. OSError names `path`.
-    """
-    path = Path(path)
-    number = f".{os.getpid()}" if shared else ""
-    part = path.with_name(f".{path.name}{number}.part")
-    text = {} if "b" in mode else dict(encoding="utf-8", newline="")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, mode, **text) as file:
-            yield file
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        # torch.save hides by a RuntimeError that it was interrupted, or could not write
-        cause = error if isinstance(error, OSError) else error.__context__
-        if isinstance(cause, KeyboardInterrupt):
-            raise cause from None
-        if not isinstance(cause, OSError):
-            raise
-        raise type(cause)(cause.errno, f"cannot write {path}: {cause.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_rows(path, header, rows):
-    """A .csv file, whole or not at all: the header, and rows of as many cells."""
-    with writing(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def check_writable(folder, option="--out"):
-    """OSError unless files can be written into the folder of an option; it need not be there
-    yet."""
-    place = Path(folder)
-    while not place.exists():
-        if place.is_symlink():
-            raise OSError(f"{place} is a link to {os.readlink(place)}, which is not there: give "
-                          f"another {option}, or make that folder")
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise OSError(f"cannot write into {folder}, since {place} is no folder or read-only: give "
-                      f"another {option}")
-
-
-@contextmanager
-def lock(folder):
-    """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
-
-    The lock is the operating system's, on the file `.lock`, and ends with the process: systems
-    differ, which is why it stands here. Where there are no locks, a warning says so.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+b") as file:
-        try:
-            import fcntl
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another run writes into {folder}: wait for it, or give another "
-                             "--out") from None
-        except (ImportError, OSError):  # Windows, or a file system that has no locks
-            say(f"warning: no lock can be had on {folder}: see that no other run writes there")
-        yield
-
-
 # ---- several processes ----
 #
 # `torchrun` starts the same script several times and tells each process its number and theirs in
-# the environment. All run the same lines and choose their part by `rank()`; inside `alone()` a
+# the environment. All run the same lines and choose their part by `rank()`; inside `single_process()` a
 # process works as if it were the only one. They meet at `gather`: whoever reaches it waits for all
 # others, so all must reach it. Without torchrun there is one process, all of this does nothing, and
 # torch.distributed is not imported.
@@ -272,7 +169,7 @@ def processes():
 
 
 @contextmanager
-def alone():
+def single_process():
     """Inside, this process works for itself, as if it were the only one."""
     hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
@@ -287,7 +184,7 @@ def group():
     from torch import distributed
     try:
         if not distributed.is_initialized():
-            distributed.init_process_group("gloo", timeout=PATIENCE)
+            distributed.init_process_group("gloo", timeout=GROUP_TIMEOUT)
             atexit.register(distributed.destroy_process_group)
         yield distributed
     except RuntimeError as error:
@@ -306,7 +203,7 @@ def gather(value):
     return values
 
 
-def spread(items, work):
+def distribute(items, work):
     """Yield (item, work(item)) in order. Of several processes each works on every so-manyth item,
     alone, and what they found is yielded once all have ended."""
     if processes() == 1:
@@ -314,7 +211,7 @@ def spread(items, work):
             yield item, work(item)
         return
     mine = items[rank()::processes()]
-    with alone():
+    with single_process():
         results = [work(item) for item in mine]
     shares = gather(results)
     for place, item in enumerate(items):
@@ -353,7 +250,7 @@ def command(main):
     def guarded(argv=None):
         received = []
         with interrupting_signals(received), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+            warnings.showwarning = lambda message, *_: print_status(f"warning: {message}")
             try:
                 with printing():
                     return main(argv)
@@ -361,7 +258,7 @@ def command(main):
                 status = CLOSED_PIPE
             except KeyboardInterrupt as interrupt:
                 if rank() == 0:
-                    say(f"\n{str(interrupt) or 'interrupted'}")
+                    print_status(f"\n{str(interrupt) or 'interrupted'}")
                 status = 128 + received[0] if received else 130
             except Exception as error:
                 if is_out_of_memory(error):
@@ -369,7 +266,7 @@ def command(main):
                                         "use a larger machine; a training goes on with --resume")
                 elif not isinstance(error, (ValueError, OSError)):
                     raise
-                say_once(f"error: {error}")
+                print_status_once(f"error: {error}")
                 status = 2
         try:
             print(end="", flush=True)
@@ -403,7 +300,7 @@ def is_out_of_memory(error):
     return isinstance(error, MemoryError) or "allocate" in str(error)
 
 
-def say_once(text):
+def print_status_once(text):
     """`say` what is wrong, once.
 
     What all processes find, the first one says. Another speaks only if nothing ends it meanwhile,
@@ -415,7 +312,7 @@ def say_once(text):
         except KeyboardInterrupt:  # torchrun ends this process
             return
         text = f"process {rank()}: {text}"
-    say(text)
+    print_status(text)
 
 
 @contextmanager

@@ -20,9 +20,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-import common
+from lab import shell
+from lab.files import check_writable, load_tensors, reading, writing
+from lab.photos import (DECODERS, missing_photos, open_photo, photo_files, photo_suffixes, rgb,
+                        what_stayed_out, with_reasons)
 import data
-import drawings
+from lab import drawings
 
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 DIGITS = 8  # that name weights: the first ones of their file's SHA-256
@@ -63,10 +66,10 @@ def _normalise(crops):
 def preprocess(image):
     """PIL image -> (3,224,224) float32: torchvision's Resize(256), CenterCrop(224), Normalize.
 
-    Any mode becomes RGB by `data.rgb`; ValueError: floats outside [0, 1]. Orientation tags are
-    ignored, as in published features: open photos by `data.open_photo` if they should count.
+    Any mode becomes RGB by `rgb`; ValueError: floats outside [0, 1]. Orientation tags are
+    ignored, as in published features: open photos by `open_photo` if they should count.
     """
-    return _normalise(_crop(data.rgb(image))[None])[0].contiguous()
+    return _normalise(_crop(rgb(image))[None])[0].contiguous()
 
 
 # ---- ResNet-18 -----------------------------------------------------------------------------------
@@ -161,13 +164,13 @@ def load_backbone(weights=None):
             torch.hub.load_state_dict_from_url(WEIGHTS_URL, map_location="cpu", check_hash=True,
                                                weights_only=True)
         except (OSError, RuntimeError) as error:
-            raise OSError(f"cannot download ResNet-18's weights ({common.reason(error)}): fetch "
+            raise OSError(f"cannot download ResNet-18's weights ({shell.reason(error)}): fetch "
                           f"{WEIGHTS_URL} elsewhere and put it at {path}, or name the file by "
                           "--weights FILE; training needs no weights with --features FILE"
                           ) from error
     model = resnet18()
-    with common.reading(path, "expected the parameters of a ResNet-18 under torchvision's names"):
-        parameters = unwrap(data.load_tensors(path))
+    with reading(path, "expected the parameters of a ResNet-18 under torchvision's names"):
+        parameters = unwrap(load_tensors(path))
         model.load_state_dict({name: value for name, value in parameters.items()
                                if not name.startswith("fc.")})
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
@@ -187,7 +190,7 @@ def pick_device(name="auto"):
             torch.cuda.set_device(name)  # of streams and graphs, too
         torch.zeros(1, device=name)
     except Exception as error:  # of PyTorch all sorts, by kind of device and of its build
-        raise ValueError(f"no device {name!r} on this machine ({common.reason(error)}); "
+        raise ValueError(f"no device {name!r} on this machine ({shell.reason(error)}); "
                          "choose auto, cpu, cuda or mps") from None
     return torch.device(name)
 
@@ -210,7 +213,7 @@ def _recipe(backbone, own_preprocess, device):
     return _crop, lambda crops: backbone(_normalise(crops))
 
 
-def _behind(items, count):
+def prefetch(items, count):
     """The same items, each handed on when `count` later ones have been begun: their work overlaps.
     """
     begun = deque()
@@ -243,11 +246,11 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
     """
     device = pick_device(device)
     prepare, network = _recipe(backbone, own_preprocess, device)
-    pool = ThreadPoolExecutor(data.DECODERS)
+    pool = ThreadPoolExecutor(DECODERS)
     names = list(paths)
 
     def decode(path):
-        return prepare(data.open_photo(path, upright))
+        return prepare(open_photo(path, upright))
 
     def begin(first):
         chosen = names[first:first + batch_size]
@@ -255,8 +258,8 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
 
     begun = map(begin, range(0, len(names), batch_size))
     try:
-        with common.Progress("extracting", len(names), "images") as progress:
-            for answers in _behind(begun, 2 + 2 * data.DECODERS // batch_size):
+        with shell.Progress("extracting", len(names), "images") as progress:
+            for answers in prefetch(begun, 2 + 2 * DECODERS // batch_size):
                 pixels = {}
                 broken = {}
                 for name, answer in answers.items():
@@ -280,7 +283,7 @@ def _check(broken, total, skip, where=""):
     """
     if not broken:
         return []
-    reasons = data.with_reasons(broken, 20)
+    reasons = with_reasons(broken, 20)
     if not skip or len(broken) == total:
         raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {reasons}; "
                          "mend them, or leave them out by --skip-broken")
@@ -331,8 +334,8 @@ def features_like(settings, paths, device="auto", weights=None, skip_broken=Fals
     upright = "upright" in backbone
     kind = PIXELS if backbone.startswith(drawings.FEATURE) else None
     weights = weights or settings.get("weights")
-    # Compared first: what has other weights need not be loaded, let alone fetched.
-    available = describe(kind, weights, upright)
+    # BaselineModel first: what has other weights need not be loaded, let alone fetched.
+    available = cache_key(kind, weights, upright)
     if not backbone.startswith(available):
         raise ValueError(f"the model was trained on {backbone}; of photos {available} can be made: "
                          "give the --weights FILE whose SHA-256 begins as there, or features of "
@@ -351,22 +354,22 @@ def find_images(arguments):
             matches = sorted(glob.glob(argument))
         for path in map(Path, matches or [argument]):
             if path.is_dir():
-                photos, left_out = data.photo_files(path)
+                photos, left_out = photo_files(path)
                 found += [path / photo for photo in photos]
                 if left_out:
-                    print(f"note: {path}: {data.what_stayed_out(left_out)}")
+                    print(f"note: {path}: {what_stayed_out(left_out)}")
             else:  # a missing file is named, with all others, when it is opened
                 found.append(path)
     if not found:
-        raise ValueError(f"no image in {common.some(arguments)}")
-    suffixes = data.photo_suffixes()
+        raise ValueError(f"no image in {shell.shorten(arguments)}")
+    suffixes = photo_suffixes()
     endings = {path.suffix for path in found}
     left = []
     for folder in {path.parent for path in found if path.exists()}:
         left += [path for path in folder.iterdir()
                  if path.suffix.lower() in suffixes and path.suffix not in endings]
     if left and found != list(map(Path, arguments[:1])):  # who names one photo wants that one
-        print(f"note: photos beside these with other endings are left: {common.some(sorted(left))}")
+        print(f"note: photos beside these with other endings are left: {shell.shorten(sorted(left))}")
     return list(map(str, dict.fromkeys(found)))
 
 
@@ -384,11 +387,11 @@ def images_and_features(settings, arguments, file=None, **how):
     images = np.array(images)
     is_whole = np.isfinite(features).all(1)
     if not is_whole.all():
-        print(f"note: broken and left out: {common.some(images[~is_whole])}")
+        print(f"note: broken and left out: {shell.shorten(images[~is_whole])}")
     return images[is_whole], features[is_whole]
 
 
-def are_of_another_kind(features, checkpoint):
+def is_shifted(features, checkpoint):
     """Whether features (N, F) lie far from training's, by their mean and variance (F,).
 
     Of the same kind, the mean of (x - mean)² / variance over numbers and images is about 1: 0.9 to
@@ -408,7 +411,7 @@ def are_of_another_kind(features, checkpoint):
 # ---- the cache -----------------------------------------------------------------------------------
 
 
-def describe(kind, weights, upright):
+def cache_key(kind, weights, upright):
     """What cached features depend on, in words: backbone, weights, preprocessing.
 
     kind: None, those of ResNet-18, or PIXELS. The weights by the first digits of their SHA-256,
@@ -431,7 +434,7 @@ def _writable_place(own, elsewhere):
     """(where the cache is to be written, notes): in the dataset's folder, or elsewhere where that
     cannot be written."""
     try:
-        common.check_writable(own.parent)
+        check_writable(own.parent)
         return own, []
     except OSError:
         return elsewhere, [f"{own.parent} cannot be written: features are cached in {elsewhere}"]
@@ -444,7 +447,7 @@ def _read_cache(path, key):
     """
     if not path.exists():
         return {}
-    with common.reading(path, "a cache may be removed, it is then made again"):
+    with reading(path, "a cache may be removed, it is then made again"):
         stored = data.read_features(path)
         if str(stored.get("key")) != key:
             return {}
@@ -455,10 +458,10 @@ def _read_cache(path, key):
 def _write_cache(path, key, rows):
     """Write a cache, whole or not at all; of two commands at once the last one's stays. Of several
     processes the first one writes."""
-    if common.rank() > 0 or not rows:
+    if shell.rank() > 0 or not rows:
         return
     features, stamps = zip(*rows.values())
-    with common.writing(path, "wb", shared=True) as file:
+    with writing(path, "wb", shared=True) as file:
         np.savez(file, files=list(rows), features=np.stack(features), stamps=stamps, key=key)
 
 
@@ -473,7 +476,7 @@ def _known_rows(dataset, places, key, skip_broken):
         path = dataset.path(name)
         if path.exists():
             stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
-    problem = data.missing_photos(dataset)
+    problem = missing_photos(dataset)
     if problem and not (skip_broken and stamps):
         raise FileNotFoundError(f"{problem}; put them there, or give --features FILE; `python "
                                 "data.py` says whether others are broken")
@@ -485,28 +488,28 @@ def _known_rows(dataset, places, key, skip_broken):
     return rows, {name: stamp for name, stamp in stamps.items() if name not in rows}
 
 
-def _make(dataset, kind, weights, device, fallback, skip_broken):
+def extract_missing(dataset, kind, weights, device, fallback, skip_broken):
     """Extract what a dataset's caches lack. Several processes each take a share.
 
     Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
     """
-    key = describe(kind, weights, dataset.upright)
+    key = cache_key(kind, weights, dataset.upright)
     name = "pixels_cache.npz" if kind == PIXELS else "features.npz"
     places = dataset.folder / name, Path(fallback, f"{dataset.name}-{name}")
     known = _known_rows(dataset, places, key, skip_broken)
-    rows, todo = common.gather(known)[0]  # what the first process lacks is what all make
+    rows, todo = shell.gather(known)[0]  # what the first process lacks is what all make
     broken = {}
     notes = []
     if todo:
         place, notes = _writable_place(*places)
         backbone = kind or load_backbone(weights)
-        share = list(todo)[common.rank()::common.processes()]
+        share = list(todo)[shell.rank()::shell.processes()]
         paths = {name: dataset.path(name) for name in share}
         batches = _batches(paths, backbone, device, dataset.upright, BATCH)
         saved = time.monotonic()
         # In each round every process has a batch, or none left.
-        for _ in range(0, len(todo), BATCH * common.processes()):
-            for features, problems in common.gather(next(batches, ({}, {}))):
+        for _ in range(0, len(todo), BATCH * shell.processes()):
+            for features, problems in shell.gather(next(batches, ({}, {}))):
                 rows.update({name: (features[name], todo[name]) for name in features})
                 broken.update(problems)
             if time.monotonic() - saved > SAVE_EVERY:
@@ -538,14 +541,14 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     notes = []
     where = ""
     if source is None:
-        rows, broken, words, notes = _make(dataset, file, weights, device, fallback, skip_broken)
+        rows, broken, words, notes = extract_missing(dataset, file, weights, device, fallback, skip_broken)
     else:
         stored = data.read_features(source)
-        where = f"{source} (of {common.some(stored['files'], 2)}): "
+        where = f"{source} (of {shell.shorten(stored['files'], 2)}): "
         words = str(stored.get("key", f"features in {source}"))
         rows = dict(zip(stored["files"], stored["features"]))
     is_resnet = words.startswith("ResNet-18")
-    if is_resnet and file is None and words != describe(None, weights, dataset.upright):
+    if is_resnet and file is None and words != cache_key(None, weights, dataset.upright):
         raise ValueError(f"{source} has features of {words}, and no photos are there to make "
                          f"others: give the --weights FILE of these, or --features {source}")
     if weights is not None:

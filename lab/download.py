@@ -19,9 +19,10 @@ import zipfile
 from collections import defaultdict
 from pathlib import Path
 
-import common
+from lab import shell
+from lab.files import reading
 import data
-from words import FILES
+from lab.words import FILES
 
 ADDRESSES = {
     "utzappos": "http://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
@@ -139,7 +140,7 @@ def ask(url, **headers):
 
 def save(answer, part, mode, size):
     """Write an answer to `part`, of which there will be `size` bytes (0: unknown)."""
-    with open(part, mode) as out, common.Progress(part.name, size // MB, "MB") as progress:
+    with open(part, mode) as out, shell.Progress(part.name, size // MB, "MB") as progress:
         block = answer.read1(MB)
         while block:
             out.write(block)
@@ -160,7 +161,7 @@ def unpack(archive, folder, find):
     stage = archive.with_name(f".{archive.name}.unpacked.part")
     shutil.rmtree(stage, ignore_errors=True)
     try:
-        with common.reading(archive, "if it is damaged, remove it and run this again"):
+        with reading(archive, "if it is damaged, remove it and run this again"):
             extract(archive, stage)
         files = find(stage, folder)
         if not files:
@@ -178,7 +179,7 @@ def unpack(archive, folder, find):
 
 def extract(archive, stage):
     """Unpack a .zip or .tar.gz into a new folder, and nothing of it elsewhere."""
-    common.say(f"unpacking {archive}")
+    shell.print_status(f"unpacking {archive}")
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as file:
             file.extractall(stage)
@@ -236,19 +237,19 @@ def find_utzappos(stage, folder):
         by_name[path.name].append(path)
     files = {}
     for image, inside in data.read_metadata(folder / data.METADATA, ("image", "_image")):
-        inside = data.plain(inside)
+        inside = data.normalize_path(inside)
         found = by_name[inside.rpartition("/")[2]]
         if len(found) > 1:
             found = [path for path in found if path.as_posix().endswith(f"/{inside}")]
         if len(found) == 1:
-            files[f"images/{data.plain(image)}"] = found[0]
+            files[f"images/{data.normalize_path(image)}"] = found[0]
     return files
 
 
 PICTURES = {"utzappos": find_utzappos, "mitstates": find_mitstates, "cgqa": find_layout}
 
 
-@common.command
+@shell.command
 def main(argv=None):
     """Fetch a dataset, word vectors, or both."""
     parser = argparse.ArgumentParser(description=__doc__,
