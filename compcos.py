@@ -1,116 +1,372 @@
-"""CompCos: the model, its losses, prediction, and the command that trains and evaluates it (paper,
-Sec. 3).
+"""CompCos: the model, its loss, training, evaluation and prediction, on arrays (paper, Sec. 3).
 
-Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, P chosen pairs, D
-shared space, F features, K members. A composition (s, o) has the index s * O + o.
+Copy this file with evaluate.py and feasibility.py into any project; it needs torch and NumPy.
+`python compcos.py` trains and evaluates on a dataset, `python compcos.py --help` lists its options.
+
+    model = fit(x, y, state_vectors, object_vectors, validation=(xv, yv))
+    print(evaluate_model(model, xt, yt)["auc"])
+    indices, scores = predict(model, xt, k=3)
+
+Shapes: N images, B images of a batch, F features of an image, S states, O objects, C = S*O
+compositions, P chosen compositions, V numbers of a word vector, D numbers of the shared space.
+A composition (s, o) has the index s * O + o. Arguments are arrays, lists or tensors.
 """
 
-import argparse
+import copy
 import math
+import numbers
+import os
+import time
 import warnings
+import zipfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from lab import shell
-from lab.files import check_writable, load_tensors, reading, write_rows
-
 if __name__ == "__main__":
-    shell.wait_gently()  # before torch is imported
+    # Idle threads of OpenMP sleep soon instead of spinning; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as nnf
 
-from lab import run as experiment
-from lab import features as image_features
-import train
+from evaluate import BiasSweep
 from feasibility import MIXES, feasibility_scores
 
-# Scores that training holds at once: on a CPU they stay in the cache, a GPU wants large kernels.
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+# Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
+TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
+EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
+STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
+FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
+FORMAT = 1                # of the files that `save` writes
+
+
+# ---- settings ----
+
+
+def setting(paper, strong=None, help="", *, choices=None, least=-math.inf, above=-math.inf,
+            below=math.inf):
+    """Declare a setting, as a dataclass field.
+
+    Args:
+        paper: the value in the paper's recipe, which is the default.
+        strong: the value in the strong recipe; None if it is the paper's.
+        help: one line of explanation for `--help`.
+        choices: the allowed names, for a setting that is a str.
+        least, above, below: the range of a number: least <= value, above < value < below.
+    """
+    if strong is None:
+        strong = paper
+    return field(default=paper, metadata=dict(strong=strong, help=help, choices=choices,
+                                              least=least, above=above, below=below))
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of the training of any model.
+
+    Each setting is one line; its command-line option, its check and its record are made from it.
+    """
+
+    world: str = setting("open", help="compositions that compete in training: all (open), or only "
+                         "the seen ones (closed)", choices=("open", "closed"))
+    epochs: int = setting(300, 40, "greatest number of epochs", least=1)
+    min_epoch_steps: int = setting(0, 65, "least number of steps of an epoch; small data is "
+                                   "passed over several times", least=0)
+    patience: int = setting(0, 20, "stop after this many epochs without a better validation "
+                            "score; 0 never stops early", least=0)
+    batch_size: int = setting(128, help="images of a training step", least=1)
+    lr: float = setting(5e-5, 5e-4, "learning rate of Adam", above=0)
+    weight_decay: float = setting(5e-5, 0.0, "weight decay of Adam", least=0)
+    ema_decay: float = setting(0.0, 0.998, "greatest decay of the exponential moving average of "
+                               "the weights; 0 uses the weights themselves", least=0, below=1)
+
+    def __post_init__(self):
+        for declared in fields(self):
+            value = check_setting(declared, getattr(self, declared.name))
+            object.__setattr__(self, declared.name, value)  # the class is frozen
+
+    @classmethod
+    def strong(cls, **changes):
+        """Return the strong recipe with some settings changed."""
+        recipe = {declared.name: declared.metadata["strong"] for declared in fields(cls)}
+        return cls(**recipe | changes)
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """Settings of CompCos. The defaults are the paper's recipe for MIT-States."""
+
+    members: int = setting(1, 4, "models that are trained apart and whose scores are averaged",
+                           least=1)
+    scale: float = setting(20.0, 2.6, "factor of the cosines in the softmax, one over the "
+                           "temperature", above=0)
+    margin: float = setting(0.4, 7.2 / 2.6, "greatest factor α of the feasibility margins; 0 "
+                            "trains without margins", least=0)
+    warmup: int = setting(15, help="epochs until the margins reach their greatest factor; 0 "
+                          "begins with it", least=0)
+    mix: str = setting("mean", help="how the similarities of state and object are combined into "
+                       "feasibility (Eq. 5)", choices=MIXES)
+    train_candidates: str = setting("all", "auto", "compositions that compete in open-world "
+                                    "training: all, the seen ones, or auto (the seen ones where "
+                                    "they are most and validation shows few others)",
+                                    choices=("all", "seen", "auto"))
+    hidden: int = setting(768, help="width of the image embedder", least=1)
+    dropout: float = setting(0.5, 0.85, "dropout of the image embedder", least=0, below=1)
+    dim: int = setting(0, 300, "numbers of the shared space; 0 takes those of the word vectors",
+                       least=0)
+    normalize_image_embeddings: bool = setting(True, False, "give image embeddings unit length, "
+                                               "so that scores are cosines")
+    logit_adjustment: float = setting(0.0, 0.5, "weight of the logit adjustment by the log of the "
+                                      "training images of a seen composition", least=0)
+    word_lr_factor: float = setting(1.0, 10.0, "learning rate of the word embeddings over that of "
+                                    "the rest", above=0)
+
+    @classmethod
+    def paper(cls, dataset, **changes):
+        """Return the paper's recipe for a dataset with some settings changed.
+
+        Args:
+            dataset: "mitstates", "utzappos", "cgqa", "shapes", or "folder" for data of one's own.
+
+        Raises:
+            ValueError: another dataset.
+        """
+        if dataset not in DATASET_SETTINGS:
+            raise ValueError(f"dataset must be one of {', '.join(DATASET_SETTINGS)}, got "
+                             f"{dataset!r}; 'folder' serves all others")
+        return cls(**DATASET_SETTINGS[dataset] | changes)
+
+
+# What the paper's recipe changes for a dataset. A folder of one's own takes as many steps as by the
+# strong recipe, at a learning rate at which they suffice.
+DATASET_SETTINGS = {
+    "mitstates": {},
+    "utzappos": dict(scale=50.0, margin=1.0),
+    "cgqa": dict(scale=100.0),
+    "shapes": dict(epochs=40, lr=1e-3),
+    "folder": dict(epochs=40, min_epoch_steps=65, patience=20, lr=1e-3),
+}
+
+
+def check_setting(declared, value):
+    """Return a setting's value as a plain int, float, bool or str; ValueError outside its range."""
+    rule = declared.metadata
+    kind = declared.type
+    python_kind = {int: numbers.Integral, float: numbers.Real, bool: (bool, np.bool_)}.get(kind, kind)
+    fits = isinstance(value, python_kind) and isinstance(value, bool) <= (kind is bool)
+    expected = {int: "a whole number", float: "a number", bool: "True or False"}.get(kind)
+    if rule["choices"]:
+        fits = fits and value in rule["choices"]
+        expected = f"one of {', '.join(rule['choices'])}"
+    elif fits and kind is not bool:
+        fits = rule["least"] <= value < rule["below"] and value > rule["above"]
+        limits = {"at least": rule["least"], "above": rule["above"], "below": rule["below"]}
+        given = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
+        expected = " and ".join(given)
+    if not fits:
+        raise ValueError(f"{declared.name} must be {expected}, got {value!r}")
+    return kind(value)
+
+
+# ---- arrays ----
+
+
+def as_tensor(values, device=None):
+    """Return numbers as a tensor on a device; ValueError for what is no array of numbers."""
+    if not torch.is_tensor(values):
+        array = np.array(values)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"expected an array of real numbers, got {array.dtype} of shape "
+                             f"{array.shape}")
+        if array.dtype.itemsize == 16:  # long doubles, which torch does not have
+            array = array.astype(np.float64)
+        values = torch.as_tensor(array)
+    return values.to(device=device)
+
+
+def as_features(model, features):
+    """Return images (N, F) as finite numbers of the model's type, on its device."""
+    features = as_tensor(features, model.states.device).to(model.states.dtype)
+    if features.ndim != 2 or not len(features) or features.shape[1] != model.feature_dim:
+        raise ValueError(f"features must have the shape (N, {model.feature_dim}) with N of at "
+                         f"least 1, got {tuple(features.shape)}")
+    if not features.isfinite().all():
+        row = int((~features.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"features must be finite, got nan or infinity in row {row}")
+    return features
+
+
+def as_targets(targets, states, objects, count=None):
+    """Return targets as indices (N,), an int64 tensor on the CPU.
+
+    Args:
+        targets: whole numbers of any type, indices s * O + o (N,), or states and objects (N, 2).
+        states, objects: S and O.
+        count: N, where it is known.
+    """
+    pairs = as_tensor(targets, "cpu").double()
+    if pairs.ndim == 1:
+        pairs = torch.stack([pairs // objects, pairs % objects], 1)
+    if pairs.shape[1:] != (2,) or len(pairs) != (count or len(pairs)) or not len(pairs):
+        raise ValueError(f"targets must have the shape (N,) or (N, 2), with N = {count or 'some'} "
+                         f"images, got {tuple(as_tensor(targets).shape)}")
+    limits = torch.tensor([states, objects])
+    fits = ((pairs >= 0) & (pairs < limits) & (pairs == pairs.round())).all(1)
+    if not fits.all():
+        row = int(fits.logical_not().nonzero()[0])
+        raise ValueError(f"targets must be whole numbers s * O + o with s below S = {states} and o "
+                         f"below O = {objects}, or pairs (s, o), got {targets[row]} in row {row}")
+    pairs = pairs.long()
+    return pairs[:, 0] * objects + pairs[:, 1]
+
+
+def as_mask(name, mask, states, objects):
+    """Return a mask of compositions, bool of shape (S, O) or (C,), as a new array (S, O)."""
+    mask = as_tensor(mask, "cpu").numpy().copy()
+    if mask.dtype != bool or mask.shape not in ((states, objects), (states * objects,)):
+        raise ValueError(f"{name} must be bool of shape ({states}, {objects}) or "
+                         f"({states * objects},), got {mask.dtype} of shape {mask.shape}")
+    if not mask.any():
+        raise ValueError(f"{name} must hold at least one True")
+    return mask.reshape(states, objects)
+
+
+def as_word_vectors(state_vectors, object_vectors):
+    """Return word vectors as new float32 tensors, (S, V) and (O, V)."""
+    states = as_tensor(state_vectors, "cpu").float().clone()
+    objects = as_tensor(object_vectors, "cpu").float().clone()
+    if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1]:
+        raise ValueError("state_vectors and object_vectors must have the shapes (S, V) and (O, V) "
+                         f"with one V, got {tuple(states.shape)} and {tuple(objects.shape)}")
+    return states, objects
+
+
+def shown_by(targets, shape):
+    """Return the compositions that targets (N,) show, an array of a shape (S, O), bool."""
+    shown = np.zeros(shape, bool)
+    shown.flat[targets.numpy()] = True
+    return shown
+
+
+def seen_of(model, seen=None):
+    """Return the seen mask (S, O) that is given, or else the model's own, as an array."""
+    if seen is None:
+        seen = model.seen
+    if seen is None:
+        raise ValueError("seen must be given: this model does not know which compositions were "
+                         "seen in training")
+    return as_mask("seen", seen, len(model.states), len(model.objects))
+
+
+def pick_device(name="auto"):
+    """Return the torch.device of a name; "auto" is the best one of this machine.
+
+    Under torchrun "auto" and "cuda" are the GPU of this process.
+
+    Raises:
+        ValueError: the device is not available.
+    """
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        name = found.type if found else "cpu"
+    try:
+        if name == "cuda" and "LOCAL_RANK" in os.environ:
+            name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+            torch.cuda.set_device(name)  # of streams and graphs, too
+        torch.zeros(1, device=name)
+    except Exception:  # torch raises many kinds, by device and build
+        raise ValueError(f"device must be auto, or one that this machine has, such as cpu, cuda "
+                         f"or mps, got {str(name)!r}") from None
+    return torch.device(name)
+
+
+# ---- the model ----
 
 
 class CompCos(nn.Module):
     """Images and compositions in one space, compared by cosine (Eq. 1).
 
-    `state_vectors` (S, V) and `object_vectors` (O, V) initialise φ's primitive embeddings, which
-    are trained; ω is Linear(F, hidden), LayerNorm, ReLU, Dropout, Linear(hidden, D). `dim` is D;
-    None, as published: that of the vectors. `normalize_image_embeddings=False` leaves ω(x) its length, which then
-    carries confidence: `score` gives |ω(x)| times the cosine. ValueError: vectors of other shapes.
+    φ(s, o) = W [φ(s); φ(o)] embeds a composition; the embeddings of states and objects begin as
+    word vectors and are trained. ω, which is Linear, LayerNorm, ReLU, Dropout, Linear, embeds an
+    image.
 
-    Training computes `compositions()` and `products` once a batch. From these `compare` makes the
-    scores and `compcos_loss` the loss, of some images at a time: an edit of any of them trains, and
-    so does an `nn.Parameter` that is made here and used in any of them.
+    A parameter that is made here and used in `composition_scores` or `image_losses` is trained.
+
+    Args:
+        state_vectors: word vectors (S, V), one for each state.
+        object_vectors: word vectors (O, V), one for each object.
+        feature_dim: F, the numbers of an image.
+        settings: the Settings; the paper's by default.
+
+    Raises:
+        ValueError: vectors of other shapes.
     """
 
-    def __init__(self, state_vectors, object_vectors, feature_dim, *, hidden=768, dropout=0.5,
-                 dim=None, normalize_image_embeddings=True):
+    def __init__(self, state_vectors, object_vectors, feature_dim, settings=Settings()):
         super().__init__()
-        states, objects = train.primitive_vectors(state_vectors, object_vectors)
+        states, objects = as_word_vectors(state_vectors, object_vectors)
         vector_dim = states.shape[1]
-        dim = dim or vector_dim
-        self.config = dict(feature_dim=feature_dim, hidden=hidden, dropout=dropout, dim=dim,
-                           normalize_image_embeddings=normalize_image_embeddings)
-        self.checkpoint = None  # of a loaded model: vocabulary, seen, feasibility, bias, settings
-        self.states = nn.Parameter(states)    # φ of the primitives, (S, V)
-        self.objects = nn.Parameter(objects)  # (O, V)
-        self.projection = nn.Linear(2 * vector_dim, dim)  # W: [φ(s); φ(o)] -> φ(s, o)
+        dim = settings.dim or vector_dim
+        self.settings = settings
+        self.feature_dim = feature_dim
+        self.history = []       # a row for each epoch of training
+        self.checkpoint = None  # of a loaded model, what else its file holds
+        self.states = nn.Parameter(states)    # φ of the states, (S, V)
+        self.objects = nn.Parameter(objects)  # φ of the objects, (O, V)
+        self.projection = nn.Linear(2 * vector_dim, dim)  # W
         self.image_embedder = nn.Sequential(  # ω
-            nn.Linear(feature_dim, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Dropout(dropout),
-            nn.Linear(hidden, dim))
-
-    @classmethod
-    def load(cls, path, device="cpu"):
-        """The model of a `best.pt`, in evaluation mode; no data is needed. Its `checkpoint` is what
-        else the file holds.
-
-        A file of several members gives `Ensemble`, which score and predict as one model does.
-        ValueError names a file that is none, or of another version.
-        """
-        checkpoint = experiment.load_best(path)
-        with reading(path, "train anew, or restore the file"):
-            weights = checkpoint.pop("weights")
-            first = "members.0." if "members.0.states" in weights else ""
-            model = build(weights[f"{first}states"], weights[f"{first}objects"],
-                          **checkpoint["config"])
-            model.load_state_dict(weights)
-        model.checkpoint = checkpoint
-        return model.to(image_features.pick_device(device)).eval()
+            nn.Linear(feature_dim, settings.hidden), nn.LayerNorm(settings.hidden), nn.ReLU(),
+            nn.Dropout(settings.dropout), nn.Linear(settings.hidden, dim))
+        self.seen = None     # (S, O) bool, known after `prepare`
+        self.offsets = None  # (S, O), the logit adjustment of the seen, after `prepare`
 
     # ---- scoring ----
 
     def forward(self, features):
-        """Cosines (B, S, O) of images (B, F) with every composition, factorised: no (C, D) matrix
-        is made.
+        """Return the cosines (B, S, O) of images (B, F) with every composition.
 
-        For images of unit length they lie in [-1, 1] in evaluation mode. Where the halves of φ(s,
-        o) are nearly opposite, ε = |a_s + b_o| / |a_s| being small, float32 leaves an error of
-        about 2e-7 / ε, so 0.2 at ε = 1e-6: as much as that of the plain form, whose sum cancels
-        alike. In training mode a cosine may lie outside [-1, 1] by this error.
+        No matrix of composition embeddings is made. For images of unit length, cosines lie in
+        [-1, 1] in evaluation mode. Where the two halves of φ(s, o) nearly cancel, with ε = |a_s +
+        b_o| / |a_s|, float32 leaves an error of about 2e-7 / ε, as in the plain form.
         """
         return self.score(features, self.compositions())
 
     def cosines(self, features, pairs):
-        """Cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2) int."""
+        """Return the cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2)."""
         return self.score(features, self.compositions(), pairs)
 
     def score(self, features, compositions, pairs=None):
-        """Scores (B, S, O) of images (B, F), from `compositions()`; or (B, P), those of pairs
-        (P, 2) int."""
-        return self.compare(*self.products(self.embed_images(features), compositions), pairs)
+        """Return scores (B, S, O) of images (B, F), or (B, P) with pairs (P, 2).
+
+        `compositions` is what `compositions()` returns. Scores are cosines; with
+        `normalize_image_embeddings=False` they are |ω(x)| times the cosine.
+        """
+        return self.composition_scores(self.embed_images(features), compositions, pairs)
 
     def embed_images(self, features):
-        """ω: (B, F) -> (B, D), of unit length unless the model was made with
-        `normalize_image_embeddings=False`."""
+        """Return ω(x) (B, D) of images (B, F), of unit length.
+
+        `normalize_image_embeddings=False` skips the normalisation, so the norm of ω(x) acts as
+        confidence.
+        """
+        features = as_tensor(features, self.states.device).to(self.states.dtype)
+        if features.ndim != 2 or features.shape[1] != self.feature_dim:
+            raise ValueError(f"features must have the shape (B, {self.feature_dim}), got "
+                             f"{tuple(features.shape)}")
         embedded = self.image_embedder(features)
-        if self.config["normalize_image_embeddings"]:
+        if self.settings.normalize_image_embeddings:
             embedded = nnf.normalize(embedded)
         return embedded
 
     def compositions(self):
-        """What all images share: φ(s, o) = a_s + b_o, without a matrix of them, as a (S, D), b
-        (O, D) and 1 / |a_s + b_o| (S, O)."""
-        a, b = train.split_linear(self.projection, self.states, self.objects)
+        """Return what all images share: a (S, D), b (O, D) and 1 / |a_s + b_o| (S, O).
+
+        φ(s, o) = a_s + b_o, so no matrix of all compositions is needed.
+        """
+        a, b = split_linear(self.projection, self.states, self.objects)
         # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum
         # cancels, and float32 has no digits left (MPS has no float64).
         wide = torch.float32 if a.device.type == "mps" else torch.float64
@@ -119,187 +375,186 @@ class CompCos(nn.Module):
         squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T  # (S, O)
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
-    def products(self, embedded, compositions):
-        """What `compare` takes, of embedded images x (B, D) and `compositions()`: x·a_s (B, S),
-        x·b_o (B, O), and 1 / |a_s + b_o| (S, O)."""
-        a, b, inverse_length = compositions
-        return embedded @ a.T, embedded @ b.T, inverse_length
+    def composition_scores(self, images, compositions, pairs=None):
+        """Return the scores of embedded images (B, D), (B, S, O) or with pairs (P, 2) (B, P).
 
-    def compare(self, by_state, by_object, inverse_length, pairs=None):
-        """Scores (x·a_s + x·b_o) / |a_s + b_o| from what `products` gives: (B, S, O) of all
-        compositions, or (B, P) of pairs (P, 2) int.
-
-        All scores come from here, in training as in evaluation.
+        The score is (x·a_s + x·b_o) / |a_s + b_o|. Training and evaluation both take their scores
+        from here.
         """
+        a, b, inverse_length = compositions
+        by_state = images @ a.T   # (B, S)
+        by_object = images @ b.T  # (B, O)
         if pairs is None:
             scores = (by_state[:, :, None] + by_object[:, None, :]) * inverse_length  # (B, S, O)
         else:
-            state, object_ = train.as_tensor(pairs, by_state.device).T
-            place = state * by_object.shape[1] + object_
+            state, object_ = as_tensor(pairs, a.device).T
+            column = state * len(b) + object_
             # Unlike by_state[:, state], an embedding look-up has a deterministic gradient on GPUs.
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
-            scores = (sums * nnf.embedding(place, inverse_length.view(-1, 1))).T      # (B, P)
-        if self.config["normalize_image_embeddings"] and not self.training:
-            scores.clamp_(-1, 1)  # rounding may lead beyond, see forward
+            scores = (sums * nnf.embedding(column, inverse_length.view(-1, 1))).T     # (B, P)
+        if self.settings.normalize_image_embeddings and not self.training:
+            scores.clamp_(-1, 1)  # rounding may lead beyond
         return scores
 
     def embed_compositions(self, pairs):
-        """φ in the plain form W [φ(s); φ(o)]: pairs (P, 2) int -> (P, D), unit length."""
-        state, object_ = train.as_tensor(pairs, self.states.device).T
+        """Return φ in the plain form W [φ(s); φ(o)], (P, D) of unit length, of pairs (P, 2)."""
+        state, object_ = as_tensor(pairs, self.states.device).T
         words = [nnf.embedding(state, self.states), nnf.embedding(object_, self.objects)]
         return nnf.normalize(self.projection(torch.cat(words, dim=1)))
 
-    def feasibility(self, seen, *, mix="mean"):
-        """ρ (S, O) in [-1, 1] of Eq. 3-5 from the present primitive embeddings, a NumPy array; seen
-        (S, O) bool."""
-        return feasibility_scores(self.states, self.objects, seen, mix=mix)
+    def feasibility(self, seen=None):
+        """Return feasibility ρ (S, O) in [-1, 1] from the present embeddings (Eq. 3 to 5).
+
+        Args:
+            seen: (S, O) bool; None takes the model's own.
+
+        Returns:
+            A float64 array; seen compositions are 1.
+        """
+        return feasibility_scores(self.states, self.objects, seen_of(self, seen),
+                                  mix=self.settings.mix)
 
     # ---- training ----
 
-    def prepare(self, seen, *, world="open", train_candidates="all", scale=20.0, margin=0.4, warmup=15,
-                     mix="mean", counts=0.0, images=1, word_lr_factor=1.0):
-        """Say what training minimises; the model is on its device. seen (S, O) bool. Returns the
-        model.
+    def prepare(self, seen, targets=None):
+        """Configure the training objective. Call after `.to(device)`.
 
-        closed world: Eq. 2. open world: Eq. 7, in the first epoch over the seen compositions alone,
-        as the published code does. After each epoch ρ comes from the present embeddings by Eq. 5's
-        `mix`, and α grows linearly to `margin` at epoch `warmup` (0: at once; margin 0: the paper's
-        α = 0). scale = 1 / T. `train_candidates` "seen": the seen alone compete in the open world, too, in
-        all epochs.
+        In the closed world only seen compositions compete (Eq. 2). In the open world all compete,
+        with margins on the unseen (Eq. 7 and 8), except in the first epoch, where only the seen
+        compete, as in the published code.
 
-        Of the strong recipe, and not in the paper: `counts` times (log n - its mean over the seen)
-        is added to the logits of the seen, n (S, O) = `images` of a composition in training (0
-        counts as 1); `word_lr_factor` multiplies the rate of the word embeddings. ValueError: another
-        shape or kind of seen, another world or train_candidates, a scale or margin outside its range.
+        Args:
+            seen: (S, O) bool, the compositions with training images.
+            targets: training targets, (N,) or (N, 2). The logit adjustment needs them.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: a mask of another shape or type, targets that are missing, out of range or
+                unseen.
         """
-        seen = train.as_tensor(seen, self.states.device)
-        shape = (len(self.states), len(self.objects))
-        if seen.dtype != torch.bool or seen.shape != shape or not seen.any():
-            raise ValueError(f"seen is {seen.dtype} {tuple(seen.shape)}: expected bool {shape}, "
-                             "states by objects, one or more of them True")
-        if world not in ("open", "closed") or train_candidates not in ("all", "seen"):
-            raise ValueError(f"world {world!r}, train_candidates {train_candidates!r}: expected open or closed, all "
-                             "or seen")
-        self.seen = seen
-        self.seen_alone = world == "closed" or train_candidates == "seen"
-        shell.check_number("scale", scale, above=0)
-        self.greatest_margin = shell.check_number("margin", margin, least=0)
-        self.warmup = warmup
-        self.mix = mix
-        self.word_lr_factor = word_lr_factor
-        logs = np.log(np.maximum(np.broadcast_to(images, shape), 1))
-        logs -= logs[seen.cpu().numpy()].mean()
-        self.counts = torch.as_tensor(counts * logs, dtype=self.states.dtype, device=seen.device)
-        # At first the P seen compete alone, and the scores are (B, P). `column` says where each
-        # composition stands among them; P, past the end, stands for those that are unseen.
-        self.pairs = seen.nonzero()                                        # (P, 2)
-        place = seen.flatten().cumsum(0) - 1
-        self.column = torch.where(seen.flatten(), place, len(self.pairs))  # (C,)
-        # What `compcos_loss` takes besides cosines and targets.
-        self.loss_arguments = dict(scale=scale, seen=seen[seen], counts=self.counts[seen],
-                                   margin=self.counts.new_zeros(()))
+        states = len(self.states)
+        objects = len(self.objects)
+        device = self.states.device
+        seen = as_mask("seen", seen, states, objects)
+        images = np.ones(seen.size)  # of each composition, at least 1
+        if targets is not None:
+            indices = as_targets(targets, states, objects).cpu().numpy()
+            if not seen.ravel()[indices].all():
+                raise ValueError("targets of training must be seen compositions, got the unseen "
+                                 f"index {indices[~seen.ravel()[indices]][0]}")
+            images = np.bincount(indices, minlength=seen.size).clip(1)
+        elif self.settings.logit_adjustment:
+            raise ValueError("prepare needs targets for the logit adjustment: call "
+                             "prepare(seen, targets)")
+        adjustment = np.log(images).reshape(seen.shape)
+        adjustment = self.settings.logit_adjustment * (adjustment - adjustment[seen].mean())
+
+        # Masks and offsets are made here and not in the loss: a captured step cannot index by a
+        # mask, since the shape of the result would have to be read back.
+        self.seen = torch.as_tensor(seen, device=device)
+        self.offsets = torch.as_tensor(adjustment, dtype=self.states.dtype, device=device)
+        self.margins = torch.zeros_like(self.offsets)  # α·ρ
+        columns, self.seen_column = seen_columns(self.seen.flatten())       # (P,), (C,)
+        self.seen_pairs = torch.stack([columns // objects, columns % objects], 1)  # (P, 2)
+        self.seen_offsets = self.offsets.flatten()[columns]                  # (P,)
+        self.only_seen_compete = True  # until `after_epoch`
         return self
 
     def loss(self, features, target):
-        """What training minimises, of features (B, F) and targets (B,): a 0-dim tensor."""
-        computed = self.products(self.embed_images(features), self.compositions())
-        scores = len(target) * self.seen.numel()
-        count = math.ceil(scores / CHUNK.get(features.device.type, CHUNK["cpu"]))
-        if count == 1 or self.pairs is not None:  # few scores, or few columns
-            return self.loss_of(*computed, target)
-        parameters = [weight for weight in self.parameters() if weight.requires_grad]
-        return LossInChunks.apply(self, count, target, *computed, *parameters)
+        """Return the mean loss of images (B, F) with targets (B,) or (B, 2), a 0-dim tensor.
 
-    def loss_of(self, by_state, by_object, inverse_length, target):
-        """The mean loss of images (B,), from what `compare` takes: a 0-dim tensor."""
-        scores = self.compare(by_state, by_object, inverse_length, self.pairs)
-        return compcos_loss(scores, self.column[target], **self.loss_arguments)
-
-    def after_epoch(self, epoch):
-        """Take the feasibility ρ of the present embeddings for the margins α·ρ (Eq. 8) of the
-        epochs to come; α = margin · min(1, epoch / warmup), epoch = 1, 2, ... Returns whether the
-        step is another one from now on."""
-        if self.seen_alone:
-            return False
-        alpha = self.greatest_margin * min(1.0, epoch / max(self.warmup, 1))
-        rho = feasibility_scores(self.states, self.objects, self.seen, mix=self.mix)
-        is_first = self.pairs is not None
-        if is_first:  # from now on all compete
-            self.pairs = None
-            self.column = torch.arange(self.seen.numel(), device=self.seen.device)
-            self.loss_arguments |= dict(seen=self.seen, counts=self.counts,
-                                        margin=torch.empty_like(self.counts))
-        # In place: a captured step reads this tensor.
-        self.loss_arguments["margin"].copy_(alpha * torch.as_tensor(rho))
-        return is_first
-
-    def parameter_groups(self, lr):
-        """Adam's groups, one a rate, since each takes a kernel of its own: the word embeddings
-        learn at `word_lr_factor` times the rate of the rest."""
-        groups = {lr: [], lr * self.word_lr_factor: []}
-        for name, weight in self.named_parameters():
-            rate = lr
-            if name.endswith(("states", "objects")):
-                rate *= self.word_lr_factor
-            groups[rate].append(weight)
-        return [dict(params=weights, lr=rate) for rate, weights in groups.items()]
-
-
-class LossInChunks(torch.autograd.Function):
-    """`CompCos.loss_of`, the mean over a batch, of some images at a time: no (B, S, O) tensor
-    outlives its chunk.
-
-    The gradients of a chunk are made while its scores are in the cache, by the plain code, and kept
-    for `backward`. So each image has a loss of its own: a loss that compares the images of a batch
-    would change with the chunk.
-    """
-
-    @staticmethod
-    def forward(ctx, model, count, target, by_state, by_object, inverse_length, *parameters):
-        """The loss of images (B,), in up to `count` parts.
-
-        The parameters are inputs so that those that only the scores or the loss use get gradients.
+        Raises:
+            ValueError: `prepare` was not called, features of another width, targets out of range,
+                or unseen where only the seen compete.
         """
-        # Inputs are detached: what was computed once a batch gets its gradients in `backward`.
-        shared = [inverse_length.detach().requires_grad_(), *parameters]
-        sums = [None for _ in shared]  # their gradients; None: neither scores nor loss use it
-        of_states = []                 # the gradients of by_state and by_object, chunk by chunk
-        of_objects = []
+        if self.offsets is None:
+            raise ValueError("loss needs a prepared model: call model.prepare(seen, targets) first")
+        target = as_targets(target, len(self.states), len(self.objects), len(features))
+        target = target.to(self.seen.device)
+        if self.only_seen_compete and not self.seen.flatten()[target].all():
+            raise ValueError("targets must be seen compositions while only these compete, got an "
+                             "unseen one")
+        return self.loss_of(self.embed_images(features), self.compositions(), target)
+
+    def loss_of(self, images, compositions, target):
+        """Return the mean loss of embedded images (B, D) with targets (B,), a 0-dim tensor."""
+        if self.only_seen_compete:
+            scores = self.composition_scores(images, compositions, self.seen_pairs)   # (B, P)
+            return compcos_loss(scores, self.seen_column[target], scale=self.settings.scale,
+                                offsets=self.seen_offsets)
+        scores = self.composition_scores(images, compositions)                        # (B, S, O)
+        return compcos_loss(scores, target, scale=self.settings.scale, seen=self.seen,
+                            margin=self.margins, offsets=self.offsets)
+
+    def backward(self, features, target):
+        """Add the gradients of `loss` to the parameters; return the loss, a 0-dim tensor.
+
+        The loss is computed for some images at a time, so the scores of a large batch are never
+        held at once.
+        """
+        # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
+        # chunks, which are then propagated to the parameters once.
+        shared = [self.embed_images(features), *self.compositions()]
+        leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
+        competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
+        limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
+        chunks = math.ceil(len(target) * competing / limit)
         total = 0
-        parts = zip(by_state.chunk(count), by_object.chunk(count), target.chunk(count))
-        for states, objects, truth in parts:
-            inputs = [states.detach().requires_grad_(), objects.detach().requires_grad_(), *shared]
-            with torch.enable_grad():
-                loss = model.loss_of(*inputs[:3], truth)
-                loss = loss * (len(truth) / len(target))  # its share of the mean
-            # Not `backward`, which would leave gradients in the parameters.
-            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-            of_states.append(gradients[0])
-            of_objects.append(gradients[1])
-            for i, gradient in enumerate(gradients[2:]):
-                if gradient is not None:
-                    sums[i] = gradient if sums[i] is None else sums[i] + gradient
-            total += loss.detach()
-        ctx.save_for_backward(torch.cat(of_states), torch.cat(of_objects), *sums)
+        for images, truth in zip(leaves[0].chunk(chunks), target.chunk(chunks)):
+            loss = self.loss_of(images, leaves[1:], truth) * (len(truth) / len(target))
+            loss.backward()
+            total = total + loss.detach()
+        used = [(value, leaf.grad) for value, leaf in zip(shared, leaves) if leaf.grad is not None]
+        if used:  # parts of the model that are frozen have no gradient
+            torch.autograd.backward(*zip(*used))
         return total
 
-    @staticmethod
-    def backward(ctx, gradient):
-        """The saved gradients, times that of the loss."""
-        found = [saved if saved is None else gradient * saved for saved in ctx.saved_tensors]
-        return None, None, None, *found
+    def after_epoch(self, epoch):
+        """Set the margins α·ρ of the next epoch from the present embeddings (Eq. 8).
+
+        α grows linearly to `margin` at epoch `warmup`; epoch = 1, 2, ...
+
+        Returns:
+            True if the training step must be captured anew.
+        """
+        if self.settings.world == "closed" or self.settings.train_candidates == "seen":
+            return False
+        alpha = self.settings.margin * min(1.0, epoch / max(self.settings.warmup, 1))
+        # In place: a captured step reads this tensor.
+        self.margins.copy_(alpha * torch.as_tensor(self.feasibility()))
+        was_first = self.only_seen_compete
+        self.only_seen_compete = False
+        return was_first
+
+    def parameter_groups(self, lr):
+        """Return Adam's two groups: word embeddings learn at `word_lr_factor` times the rate."""
+        words = []
+        rest = []
+        for name, weight in self.named_parameters():
+            if name.endswith(("states", "objects")):
+                words.append(weight)
+            else:
+                rest.append(weight)
+        return [dict(params=words, lr=lr * self.settings.word_lr_factor), dict(params=rest, lr=lr)]
 
 
 class Ensemble(nn.Module):
-    """Several CompCos, trained apart, whose scores are averaged: the same contract as one.
+    """Several CompCos, trained apart, whose scores are averaged. It is used as one model is.
 
-    Each has its own initial weights and its own draws; they share the order of the images.
+    Members differ in initial weights and dropout; they share the order of the images.
+
+    Args:
+        members: CompCos models of the same settings and sizes.
     """
 
     def __init__(self, members):
         super().__init__()
         self.members = nn.ModuleList(members)
-        self.config = members[0].config | dict(members=len(members))
+        self.settings = members[0].settings
+        self.feature_dim = members[0].feature_dim
+        self.history = []
         self.checkpoint = None
 
     forward = CompCos.forward              # (B, F) -> (B, S, O)
@@ -308,189 +563,725 @@ class Ensemble(nn.Module):
 
     @property
     def states(self):
-        """(S, V), the first member's own."""
+        """The state embeddings (S, V) of the first member."""
         return self.members[0].states
 
     @property
     def objects(self):
-        """(O, V), the first member's own."""
+        """The object embeddings (O, V) of the first member."""
         return self.members[0].objects
 
+    @property
+    def seen(self):
+        """The seen mask (S, O), which all members share."""
+        return self.members[0].seen
+
     def compositions(self):
-        """What all images share, of each member."""
+        """Return what all images share, for each member."""
         return [member.compositions() for member in self.members]
 
     def score(self, features, compositions, pairs=None):
-        """As that of CompCos, the mean over the members."""
-        scores = (member.score(features, shared, pairs)
-                  for member, shared in zip(self.members, compositions))
-        return sum(scores) / len(self.members)
+        """Return the mean scores of the members, (B, S, O), or (B, P) with pairs (P, 2)."""
+        scores = [member.score(features, shared, pairs)
+                  for member, shared in zip(self.members, compositions)]
+        return sum(scores) / len(scores)
 
-    def feasibility(self, seen, *, mix="mean"):
-        """(S, O), the mean over the members."""
-        return np.mean([member.feasibility(seen, mix=mix) for member in self.members], axis=0)
+    def feasibility(self, seen=None):
+        """Return the mean feasibility (S, O) of the members."""
+        return np.mean([member.feasibility(seen) for member in self.members], axis=0)
 
-    def prepare(self, seen, **settings):
-        """As that of CompCos, for every member."""
+    def prepare(self, seen, targets=None):
+        """Configure the training objective of every member; see `CompCos.prepare`."""
         for member in self.members:
-            member.prepare(seen, **settings)
-        self.word_lr_factor = self.members[0].word_lr_factor
+            member.prepare(seen, targets)
         return self
 
     def loss(self, features, target):
-        """The sum of the members' losses, which log.csv shows: the gradient of each is what it
-        would be alone."""
-        if features.device.type != "cuda":
-            return sum(member.loss(features, target) for member in self.members)
-        # On streams of their own the members' small kernels share the GPU.
-        main = torch.cuda.current_stream()
+        """Return the sum of the members' losses, so that each gets its own gradient."""
+        return sum(member.loss(features, target) for member in self.members)
+
+    def backward(self, features, target):
+        """Add the gradients of `loss` to the parameters; return the loss, a 0-dim tensor."""
         losses = []
+        streams = []
         for member in self.members:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                loss = member.loss(features, target)
-            losses.append((stream, loss))
-        for stream, loss in losses:
-            main.wait_stream(stream)
-            loss.record_stream(main)  # else its memory may be used again while it is read here
-        return sum(loss for _, loss in losses)
+            with stream_of_its_own(features.device) as stream:
+                losses.append(member.backward(features, target))
+            streams.append(stream)
+        if features.device.type == "cuda":
+            for stream in streams:
+                torch.cuda.current_stream().wait_stream(stream)
+        return sum(losses)
 
     def after_epoch(self, epoch):
-        """Each member's margins come from its own embeddings."""
+        """Set the margins of each member from its own embeddings."""
         for member in self.members:
             is_another_step = member.after_epoch(epoch)
         return is_another_step  # the same for all
 
 
-def build(state_vectors, object_vectors, *, members=1, **config):
-    """A CompCos of these settings, or `Ensemble` of several."""
-    if members == 1:
-        return CompCos(state_vectors, object_vectors, **config)
-    return Ensemble([CompCos(state_vectors, object_vectors, **config) for _ in range(members)])
+def build(state_vectors, object_vectors, feature_dim, settings):
+    """Return a new CompCos, or an Ensemble of `settings.members` of them.
+
+    Args:
+        state_vectors, object_vectors: word vectors (S, V) and (O, V).
+        feature_dim: F, the numbers of an image.
+        settings: the Settings.
+
+    Returns:
+        A model on the CPU with random initial weights.
+    """
+    members = [CompCos(state_vectors, object_vectors, feature_dim, settings)
+               for _ in range(settings.members)]
+    return members[0] if len(members) == 1 else Ensemble(members)
+
+
+@contextmanager
+def stream_of_its_own(device):
+    """Run what is inside on a new stream of a GPU, so that small kernels of several run at once.
+
+    Yields:
+        The stream, for which the caller waits; None on other devices.
+    """
+    if device.type != "cuda":
+        yield None
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield stream
+
+
+def split_linear(linear, states, objects):
+    """Return Linear([e_s; e_o]) as a sum a_s + b_o: a (S, H) with the bias, and b (O, H)."""
+    of_states, of_objects = linear.weight.chunk(2, dim=1)
+    return nnf.linear(states, of_states, linear.bias), nnf.linear(objects, of_objects)
 
 
 # ---- the loss ----
 
 
-def compcos_loss(cosines, target, *, scale, seen, margin=None, counts=0.0):
-    """Cross-entropy over compositions with feasibility margins on the unseen ones (Eq. 2, 7 and 8):
-    a 0-dim tensor.
+def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0):
+    """Return the cross-entropy with feasibility margins on unseen compositions (Eq. 2, 7 and 8).
 
-    cosines (B, S, O), target (B,) int in s * O + o and seen (S, O) bool; or, of P chosen
-    compositions, cosines (B, P), target (B,) columns and seen (P,). All are tensors, or but for the
-    cosines arrays. scale = 1 / T > 0, a number or, to be learnt, a 0-dim tensor. margin, of seen's
-    shape or a number, = α·ρ lowers the cosines of unseen compositions and is ignored where seen;
-    None: only the seen compete. counts, a number or a tensor of seen's shape and not in the paper,
-    is added to the logits of the seen: how often each is met in training. ValueError: other shapes,
-    or an unseen target where only the seen compete.
-
-    The sign confuses people: a feasible composition has the LARGER margin, and a lowered logit is
-    one that the softmax already takes for beaten, so training pushes it away LESS. With scale 1, α
-    = 1 and cosine 0.5 for all of the true `wet dog`, the feasible `wet cat` (ρ = 0.8) and the
-    infeasible `ripe dog` (ρ = -0.2), the logits are 0.5, 0.5 - 0.8 = -0.3 and 0.5 + 0.2 = 0.7; the
-    gradients on the two unseen cosines are their softmax shares:
+    The sign of the margin confuses people: a feasible composition has the LARGER margin, so its
+    logit is lowered more, the softmax takes it for beaten, and training pushes it away LESS. With
+    scale 1, α = 1 and cosine 0.5 for all of the true `wet dog`, the feasible `wet cat` (ρ = 0.8)
+    and the infeasible `ripe dog` (ρ = -0.2), the logits are 0.5, 0.5 - 0.8 = -0.3 and 0.5 + 0.2 =
+    0.7. The gradients on the two unseen cosines are their softmax shares:
 
     >>> cosines = torch.full((1, 1, 3), 0.5, requires_grad=True)
     >>> seen, margin = torch.tensor([[True, False, False]]), torch.tensor([[1.0, 0.8, -0.2]])
     >>> compcos_loss(cosines, torch.tensor([0]), scale=1.0, seen=seen, margin=margin).backward()
     >>> [round(share, 2) for share in cosines.grad.flatten().tolist()]
     [-0.63, 0.17, 0.46]
+
+    Args:
+        cosines: tensor (B, S, O), or (B, P) of chosen compositions.
+        target: whole numbers (B,), s * O + o, or columns of the chosen.
+        scale: 1 / T above 0, a number, or a 0-dim tensor that is learnt.
+        seen: bool of shape (S, O) or (P,); None: all of the chosen are seen.
+        margin: α·ρ, of the shape of seen or a number, which lowers the cosines of unseen
+            compositions. None: only the seen compete.
+        offsets: added to the logits of the seen, of the shape of seen or a number; not in the paper.
+
+    Returns:
+        The mean over the images, a 0-dim tensor.
+
+    Raises:
+        ValueError: other shapes, or an unseen target where only the seen compete.
     """
-    target = train.as_tensor(target, cosines.device)
-    seen = train.as_tensor(seen, cosines.device)
-    margins = train.as_tensor(0.0 if margin is None else margin, seen.device)
+    target = as_tensor(target, cosines.device).long()
+    offsets = as_tensor(offsets, cosines.device)
+    if seen is None:
+        return image_losses(scale * cosines + offsets, target).mean()
+    seen = as_tensor(seen, cosines.device)
+    margins = as_tensor(0.0 if margin is None else margin, cosines.device)
     if cosines.shape[1:] != seen.shape or margins.shape not in (seen.shape, ()):
-        raise ValueError(f"cosines {tuple(cosines.shape)}, seen {tuple(seen.shape)}, margin "
-                         f"{tuple(margins.shape)}: expected (B, S, O), (S, O), (S, O), or (B, P), "
-                         "(P,), (P,)")
-    # What is added to the logits scale·cos: counts where seen, -scale·margin elsewhere (Eq. 8).
-    offset = torch.where(seen, counts, -scale * margins).to(cosines.dtype)
-    logits = (scale * cosines + offset).flatten(1)
-    target = target.long()
-    if margin is None:  # the unseen have no logit: an infinite one is more than some losses bear
-        seen = seen.flatten()
-        if not seen[target].all():
-            raise ValueError("a target is an unseen composition, and without a margin only the "
-                             "seen compete: expected seen targets, or a margin")
-        logits = logits[:, seen]
-        target = (seen.cumsum(0) - 1)[target]  # its column among the seen
+        raise ValueError("cosines, seen and margin must have the shapes (B, S, O), (S, O), (S, O), "
+                         f"or (B, P), (P,), (P,), got {tuple(cosines.shape)}, {tuple(seen.shape)}, "
+                         f"{tuple(margins.shape)}")
+    # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
+    added = torch.where(seen, offsets, -scale * margins).to(cosines.dtype)
+    logits = (scale * cosines + added).flatten(1)
+    if margin is None:
+        columns, seen_column = seen_columns(seen.flatten())
+        target = seen_column[target]
+        if (target == len(columns)).any():
+            raise ValueError("target must be seen compositions where margin is None, since then "
+                             "only these compete, got an unseen one")
+        logits = logits[:, columns]
     return image_losses(logits, target).mean()
 
 
-def image_losses(logits, target):
-    """The loss of each image (B,), here the cross-entropy of Eq. 2 and 7.
+def seen_columns(seen):
+    """Return the columns (P,) of the seen among (C,) bool, and each column's place among them (C,).
 
-    logits (B, P) of the P compositions that compete, all finite: all C, or the seen alone (in the
-    closed world, with `train_candidates` "seen", and in the first epoch of the open world). target (B,) int:
-    the column of the truth, whose logit should be the greatest.
+    The place of an unseen column is P, which is past the end.
+    """
+    columns = seen.nonzero().squeeze(1)
+    place = torch.where(seen, seen.cumsum(0) - 1, len(columns))
+    return columns, place
+
+
+def image_losses(logits, target):
+    """Return the loss of each image (B,), the cross-entropy of Eq. 2 and 7.
+
+    This is the place to change the loss. Training passes some images of a batch at a time, so the
+    loss of an image must not depend on the others.
+
+    Args:
+        logits: (B, P) of the P compositions that compete, all finite: all compositions, or the seen
+            ones (in the closed world, and in the first epoch of the open world).
+        target: (B,) int64, the column of the true composition.
     """
     return nnf.cross_entropy(logits, target, reduction="none")
 
 
-def load_published(state_dict):
-    """A `CompCos` from parameters under the published names: a state dict, a checkpoint, or a file
-    of either.
+# ---- training ----
 
-    A checkpoint may nest them, and names may begin with `module.`: see `features.unwrap`.
-    Published files also hold a NumPy scalar: `load_tensors` admits NumPy's numbers, and
-    nothing that runs code. ValueError: other parameters.
+
+def fit(features, targets, state_vectors, object_vectors, *, validation=None, seen=None,
+        settings=None, seed=0, device="auto", on_epoch=None, eager=False):
+    """Train CompCos on images and return the model of the best epoch, in evaluation mode.
+
+    In a notebook, set the environment variable GOMP_SPINCOUNT=10000 before torch is imported if
+    other processes use the machine: otherwise idle threads of OpenMP take their time.
+
+    Args:
+        features: numbers (N, F) of the training images, of any type.
+        targets: (N,) indices s * O + o, or (N, 2) state and object.
+        state_vectors, object_vectors: word vectors (S, V) and (O, V).
+        validation: (features, targets) whose exact AUC chooses the epoch, among all compositions,
+            or in the closed world among those that training and validation show. Where validation
+            shows only seen or only unseen compositions, their accuracy chooses. None: the last
+            epoch is taken, and nothing stops early.
+        seen: (S, O) bool, compositions seen in training; None: those with training images.
+        settings: a Settings; None: `Settings.strong()`.
+        seed: whole number from which initial weights, order and dropout are drawn.
+        device: "auto", "cpu", "cuda", "mps".
+        on_epoch: function called after each epoch with {epoch, loss, validation, seconds}.
+        eager: on CUDA, do not capture the training step as a graph.
+
+    Returns:
+        A CompCos, or an Ensemble with several members. `history` holds a row for each epoch.
+
+    Raises:
+        ValueError: arrays that do not fit each other, or a loss that is not finite.
     """
-    path = "the state dict"
-    if not isinstance(state_dict, dict):
-        path = state_dict
-        state_dict = load_tensors(path)
-    ours = {"attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
-    weights = {}
-    with reading(path, "expected a published CompCos: Linear, LayerNorm and Linear in "
-                              "image_embedder.mod; attr_embedder, obj_embedder, projection"):
-        for name, value in image_features.unwrap(state_dict).items():
-            # The last layer is the fourth, or the fifth where dropout counts, as it does here.
-            name = name.replace("embedder.mod.", "embedder.").replace("embedder.3.", "embedder.4.")
-            weights[ours.get(name, name)] = train.as_tensor(value)
-        hidden, feature_dim = weights["image_embedder.0.weight"].shape
-        model = CompCos(weights["states"], weights["objects"], feature_dim, hidden=hidden)
-        model.to(weights["states"].dtype).load_state_dict(weights)  # float64 keeps its digits
+    settings = settings or Settings.strong()
+    device = pick_device(device)
+    shape = (len(state_vectors), len(object_vectors))
+    features = as_tensor(features)
+    indices = as_targets(targets, *shape, len(features))
+    seen = shown_by(indices, shape) if seen is None else as_mask("seen", seen, *shape)
+    shown = None
+    if validation is not None:
+        shown = shown_by(as_targets(validation[1], *shape), shape)
+    settings = resolve_candidates(settings, seen, shown)
+
+    with reproducible(device, seed):
+        model = build(state_vectors, object_vectors, features.shape[-1], settings).to(device)
+        model.prepare(seen, indices)
+        validate = None
+        if validation is not None:
+            world = seen | shown if settings.world == "closed" else np.ones(shape, bool)
+            validate = validator(model, *validation, world)
+        for state in train_epochs(model, features, indices, validate, seed=seed, eager=eager):
+            if on_epoch is not None:
+                on_epoch(state["history"][-1])
+    return finish(model, state)
+
+
+def resolve_candidates(settings, seen, shown=None):
+    """Return the settings with `train_candidates="auto"` resolved to "all" or "seen".
+
+    The seen alone compete where they are at least half of all compositions and validation shows few
+    unseen ones. Most of the unseen then exist, and as candidates they would be taught to be wrong;
+    how wrong, by the margins, so few cannot tell.
+
+    Args:
+        settings: a TrainingSettings.
+        seen: (S, O) bool.
+        shown: (S, O) bool, the compositions that validation shows; None: "auto" is "all".
+    """
+    if getattr(settings, "train_candidates", None) != "auto":
+        return settings
+    chosen = "all"
+    if shown is not None and seen.mean() >= 0.5 and (shown & ~seen).sum() < FEW_COMPOSITIONS:
+        chosen = "seen"
+    return replace(settings, train_candidates=chosen)
+
+
+def validator(model, features, targets, candidates):
+    """Return a function that gives the number by which the best epoch is chosen."""
+    features = as_features(model, features)
+    targets = as_targets(targets, len(model.states), len(model.objects), len(features))
+
+    def validate():
+        swept, _ = sweep(model, features, targets, seen_of(model), dict(world=candidates))["world"]
+        return selection(swept.report())
+
+    return validate
+
+
+def selection(report):
+    """Return the AUC of a report, or the accuracy of the half (seen, unseen) that has images."""
+    for key in ("auc", "best_seen", "best_unseen"):
+        if math.isfinite(report[key]):
+            return report[key]
+    return 0.0
+
+
+@contextmanager
+def reproducible(device, seed):
+    """Seed the random numbers inside and let a CPU's sums be deterministic; restore both after."""
+    before = (torch.are_deterministic_algorithms_enabled(),
+              torch.is_deterministic_algorithms_warn_only_enabled(),
+              torch.utils.deterministic.fill_uninitialized_memory)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            # Without this a CPU adds up the gradient of `table[index]` in the order in which its
+            # threads come.
+            torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # to fill it takes time
+            torch.manual_seed(seed)
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = before[2]
+
+
+def finish(model, state):
+    """Give a model the weights of the best epoch of a training state; return it, to evaluate."""
+    model.load_state_dict(state["best"]["model"])
+    model.history = state["history"]
     return model.eval()
 
 
-# ---- prediction ----
+def train_epochs(model, features, targets, validate=None, *, seed=0, state=None, eager=False):
+    """Train a prepared model with Adam, an epoch at a time, as `model.settings` say.
 
+    An epoch passes over the images as often as `min_epoch_steps` steps need, at least once. Its
+    order, its dropout and all else that it draws come from (seed, epoch). So a training that goes
+    on from a state of an earlier one gives the same numbers.
 
-def predict(model, features, *, k=5, candidates=None, bias=0.0):
-    """The k best compositions of each image: indices s * O + o (N, k) int64 and their scores (N,
-    k), best first, arrays.
+    Args:
+        model: a model that keeps the contract of `lab.baselines.BaselineModel`, on its device.
+        features: numbers (N, F).
+        targets: (N,) or (N, 2).
+        validate: function without arguments that returns the number to maximise. None: the last
+            epoch is the best one, and nothing stops early.
+        seed: whole number.
+        state: a state that an earlier call yielded, to go on from there.
+        eager: on CUDA, do not capture the training step as a graph.
 
-    features: (N, F) array or tensor, or a list of image files where the model's checkpoint names
-    its backbone. candidates: (C,) or (S, O) bool, the compositions allowed (None: all); k is at
-    most their number. bias is added to the unseen to rank them, not to the scores given; it needs
-    the seen mask of a loaded checkpoint. The model is left in evaluation mode. ValueError: features
-    or candidates of another shape, not finite, no candidate, a bias without that mask.
+    Yields:
+        After each epoch a copy of everything needed to resume after it: `epoch`; `history`, a row
+        {epoch, loss, validation, seconds} for each epoch; `best`, its `epoch` and its weights,
+        `model`; and `model`, `optimizer` and `ema` as they are now.
+
+    Raises:
+        ValueError: at the call, arrays that do not fit the model, or a state of another training;
+            later, a loss or weights that are not finite.
     """
-    return best_compositions(model, features, k=k, candidates=candidates, bias=bias)[:2]
+    features = as_features(model, features)
+    targets = as_targets(targets, len(model.states), len(model.objects), len(features))
+    targets = targets.to(features.device)
+    optimizer = adam(model, features.device)
+    ema = EMA(model, model.settings.ema_decay)
+    if state is None:
+        state = dict(epoch=0, history=[], best=dict(epoch=0))
+    else:
+        size, passes = epoch_sizes(model.settings, len(features))
+        steps = math.ceil(passes * len(features) / size)
+        check_state(state, model, optimizer, steps)
+        restore(state, model, optimizer, ema, steps)
+    return run_epochs(model, optimizer, ema, features, targets, validate, seed, state, eager)
+
+
+def run_epochs(model, optimizer, ema, features, targets, validate, seed, state, eager):
+    """Yield what `train_epochs` describes, from its checked arguments."""
+    settings = model.settings
+    size, passes = epoch_sizes(settings, len(features))
+    run_step, total = make_step(model, optimizer, features, targets, eager=eager)
+    for epoch in range(state["epoch"] + 1, settings.epochs + 1):
+        since_best = state["epoch"] - state["best"]["epoch"]
+        if validate is not None and settings.patience and since_best >= settings.patience:
+            break
+        began = time.monotonic()
+        order = draw_order(len(features), passes, seed, epoch).to(features.device)
+        model.train()
+        total.zero_()
+        for batch in order.split(size):
+            run_step(batch)
+            ema.update()
+        loss = float(total) / len(order)
+        check_finite(model, loss, epoch)
+        if model.after_epoch(epoch):
+            run_step, total = make_step(model, optimizer, features, targets, eager=eager)
+        state = finish_epoch(state, model, optimizer, ema, loss, validate)
+        state["history"][-1]["seconds"] = time.monotonic() - began
+        yield state
+
+
+def epoch_sizes(settings, count):
+    """Return the batch size and the number of passes of an epoch over `count` images."""
+    size = min(settings.batch_size, count)
+    passes = max(1, math.ceil(settings.min_epoch_steps * size / count))
+    return size, passes
+
+
+def draw_order(count, passes, seed, epoch):
+    """Seed an epoch by (seed, epoch) and return its order of images, (count * passes,).
+
+    Passes follow one another without a short batch between them.
+    """
+    torch.manual_seed((seed << 20) + epoch)
+    return torch.cat([torch.randperm(count) for _ in range(passes)])
+
+
+def check_finite(model, loss, epoch):
+    """Raise ValueError where training has diverged."""
+    broken = sum(int((~weight.isfinite()).sum()) for weight in model.parameters())
+    if broken or not math.isfinite(loss):
+        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss:.3g}, and {broken} "
+                         f"numbers of the weights are not finite; lower lr ({model.settings.lr:g}) "
+                         "or scale, or look for outliers in the features")
+
+
+def finish_epoch(state, model, optimizer, ema, loss, validate):
+    """Return a copy of everything needed to resume after this epoch, a new state."""
+    epoch = state["epoch"] + 1
+    best = state["best"]
+    value = math.nan
+    with ema.exchange():
+        if validate is not None:
+            value = validate()
+        so_far = [row["validation"] for row in state["history"][:best["epoch"]]]
+        if validate is None or not so_far or value > so_far[-1]:
+            best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    row = dict(epoch=epoch, loss=loss, validation=value)
+    return dict(epoch=epoch, history=[*state["history"], row], best=best,
+                model=copy.deepcopy(model.state_dict()),
+                optimizer=copy.deepcopy(optimizer.state_dict()["state"]),
+                ema=copy.deepcopy(ema.average))
+
+
+def restore(state, model, optimizer, ema, steps):
+    """Bring model, optimiser and average to where a state ended; an epoch has so many steps."""
+    model.load_state_dict(state["model"])
+    # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
+    saved = copy.deepcopy(state["optimizer"])
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict(dict(state=saved, param_groups=groups))
+    for average, value in zip(ema.average, state["ema"]):
+        average.copy_(value)
+    ema.steps = state["epoch"] * steps
+    model.after_epoch(state["epoch"])  # margins and the like are made anew
+
+
+def check_state(state, model, optimizer, steps):
+    """Raise ValueError unless a state is one that this training, of so many steps an epoch, yields.
+
+    It is compared with a state of the same epoch, made here.
+    """
+    epoch = state.get("epoch")
+    if type(epoch) is not int or not 1 <= epoch <= model.settings.epochs:  # a bool is no int here
+        raise ValueError(f"cannot resume: epoch of the state must be a whole number from 1 to "
+                         f"epochs = {model.settings.epochs}, got {epoch!r}")
+    rows = [dict(epoch=number, loss=0.0, validation=0.0, seconds=0.0)
+            for number in range(1, epoch + 1)]
+    weights = model.state_dict()
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    moments = {}
+    for index, weight in enumerate(parameters):
+        if index in state.get("optimizer", {}):  # a parameter without gradients has no entry
+            taken = torch.tensor(float(epoch * steps))
+            moments[index] = dict(step=taken, exp_avg=weight, exp_avg_sq=weight)
+    form = dict(epoch=epoch, history=rows, model=weights, optimizer=moments,
+                ema=list(model.parameters()))
+    wrong = [key for key in form if not has_form(state.get(key), form[key])]
+    best_epochs = [dict(epoch=row["epoch"], model=weights) for row in rows]
+    if not any(has_form(state.get("best"), best) for best in best_epochs):
+        wrong.append("best")
+    if wrong:
+        raise ValueError(f"cannot resume: {', '.join(wrong)} of the state are not those of this "
+                         "training; give a state that it yielded, or begin anew")
+
+
+def has_form(value, form):
+    """Tell if a value has the keys, lengths, types and shapes of another, and its whole numbers."""
+    if torch.is_tensor(form):
+        same = torch.is_tensor(value) and (value.dtype, value.shape) == (form.dtype, form.shape)
+        return same and (form.ndim > 0 or value.item() == form.item())
+    if isinstance(form, dict):
+        return (isinstance(value, dict) and value.keys() == form.keys()
+                and all(has_form(value[key], form[key]) for key in form))
+    if isinstance(form, list):
+        return (isinstance(value, list) and len(value) == len(form)
+                and all(map(has_form, value, form)))
+    return type(value) is type(form) and (value == form or isinstance(form, float))
+
+
+class EMA:
+    """An exponential moving average of the weights over steps, smoother than the weights.
+
+    After step t = 1, 2, ... the average moves to the weights by 1 - decay, with decay =
+    min(greatest, (1 + t) / (10 + t)): the first steps, far from the end, are soon forgotten.
+    With greatest = 0 it is the weights themselves.
+    """
+
+    def __init__(self, model, greatest):
+        self.weights = [weight.detach() for weight in model.parameters()]
+        self.average = [weight.clone() for weight in self.weights]
+        self.greatest = greatest
+        self.steps = 0
+
+    def update(self):
+        """Include the weights after one more step."""
+        self.steps += 1
+        decay = min(self.greatest, (1 + self.steps) / (10 + self.steps))
+        torch._foreach_lerp_(self.average, self.weights, 1 - decay)
+
+    @contextmanager
+    def exchange(self):
+        """Give the model the average as its weights inside, and its own back after."""
+        trained = [weight.clone() for weight in self.weights]
+        try:
+            torch._foreach_copy_(self.weights, self.average)
+            yield
+        finally:
+            torch._foreach_copy_(self.weights, trained)
+
+
+def adam(model, device):
+    """Return Adam over a model's parameters, ready for a captured step on CUDA."""
+    settings = model.settings
+    groups = model.parameters()
+    if hasattr(model, "parameter_groups"):
+        groups = model.parameter_groups(settings.lr)
+    return torch.optim.Adam(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True,
+                            capturable=device.type == "cuda")
+
+
+def make_step(model, optimizer, features, targets, *, eager=False):
+    """Return a training step and the sum of losses that it adds to.
+
+    On CUDA the step is captured as a graph after three eager ones and replayed, unless `eager`.
+
+    Args:
+        model: a prepared model; `model.backward` is used where there is one, else `model.loss`.
+        optimizer: from `adam`.
+        features, targets: tensors (N, F) and (N,) on the model's device.
+
+    Returns:
+        `step(index (B,))`, which trains on these images, and a 0-dim tensor.
+    """
+    total = torch.zeros((), device=features.device, dtype=features.dtype)
+
+    def step(index):
+        optimizer.zero_grad(set_to_none=True)
+        if hasattr(model, "backward"):
+            loss = model.backward(features[index], targets[index])
+        else:
+            loss = model.loss(features[index], targets[index])
+            loss.backward()
+        optimizer.step()
+        total.add_(loss.detach() * len(index))
+
+    if features.device.type != "cuda" or eager:
+        return step, total
+    return captured(step), total
+
+
+def captured(step):
+    """Return a step that runs as CUDA graphs, one for each length of a batch.
+
+    Shapes are fixed in a graph, so the shorter batch that ends an epoch has a graph of its own.
+    """
+    # A stream of this step alone: torch keeps the work space of cuBLAS by stream, and may free it
+    # with the first graph that was captured there.
+    side = torch.cuda.Stream()
+    graphs = {}  # length of a batch -> (graph, the index that it reads)
+    eager_steps = 0
+
+    def run(index):
+        nonlocal eager_steps
+        if eager_steps < STEPS_BEFORE_CAPTURE:
+            eager_steps += 1
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side), warnings.catch_warnings():
+                # Adam warns that this step is not captured.
+                warnings.filterwarnings("ignore", ".*capturable.*")
+                step(index)
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        if len(index) not in graphs:
+            graph = torch.cuda.CUDAGraph()
+            static_index = index.clone()
+            with torch.cuda.graph(graph, stream=side):
+                step(static_index)
+            graphs[len(index)] = (graph, static_index)
+        graph, static_index = graphs[len(index)]
+        static_index.copy_(index)
+        graph.replay()
+
+    return run
+
+
+# ---- evaluation and prediction ----
+
+
+def score_blocks(model, features):
+    """Yield (slice, scores (B, C)) over images (N, F), as many at once as memory allows.
+
+    The model is left in evaluation mode.
+    """
+    model.eval()
+    compositions = model.compositions()
+    count = len(model.states) * len(model.objects)
+    limit = EVALUATION_SCORES.get(features.device.type, EVALUATION_SCORES["cpu"])
+    size = max(1, limit // count)
+    for start in range(0, len(features), size):
+        part = slice(start, start + size)
+        yield part, model.score(features[part], compositions).flatten(1)
 
 
 @torch.no_grad()
-def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
-    """As `predict`, and the probabilities of these answers (N, k): the softmax of (score +
-    bias·[unseen]) / temperature over the candidates."""
+def sweep(model, features, targets, seen, candidates, topk=1):
+    """Score images once, against several sets of candidates.
+
+    Scores are reduced where they are made: for each image only the best seen and the best unseen
+    candidates leave the device.
+
+    Args:
+        model: on its device; it is left in evaluation mode.
+        features: tensor (N, F) on that device.
+        targets: int64 indices (N,).
+        seen: array (S, O) bool.
+        candidates: {name: array (S, O) or (C,) bool}.
+        topk: k.
+
+    Returns:
+        {name: (BiasSweep, best)}, where best is (seen scores, seen columns, unseen scores, unseen
+        columns), (N, k) each.
+    """
+    device = features.device
+    targets = as_tensor(targets, "cpu").numpy()
+    topk = min(topk, seen.size)
+    columns = {}  # of the seen candidates, (n,)
+    hidden = {}   # added to the scores, so that only unseen candidates can be best, (C,)
+    blocks = {}
+    for name, mask in candidates.items():
+        allowed = torch.as_tensor(mask.ravel(), device=device)
+        is_seen = torch.as_tensor(seen.ravel(), device=device)
+        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
+        hidden[name] = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
+        blocks[name] = []
+    for _, scores in score_blocks(model, features):
+        for name in candidates:
+            seen_scores, place = best_of(scores[:, columns[name]], topk)
+            unseen_scores, unseen_columns = best_of(scores + hidden[name], topk)
+            blocks[name].append((seen_scores, columns[name][place], unseen_scores, unseen_columns))
+    result = {}
+    for name, mask in candidates.items():
+        best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks[name])]
+        swept = BiasSweep(seen.ravel(), candidates=mask.ravel(), pairs=index_pairs(seen.shape),
+                          topk=topk)
+        swept.update_topk(*best, targets)
+        result[name] = (swept, best)
+    return result
+
+
+def best_of(scores, topk):
+    """Return the k best scores and columns (B, k) of (B, P), the lower column first among equals.
+
+    Places without a column have -inf. `scores` is changed.
+    """
+    best = []
+    columns = []
+    for _ in range(topk):
+        value, column = scores.max(1)
+        best.append(value)
+        columns.append(column)
+        if topk > 1:
+            scores.scatter_(1, column[:, None], -torch.inf)
+    return torch.stack(best, 1), torch.stack(columns, 1)
+
+
+def index_pairs(shape):
+    """Return state and object of every composition, (C, 2), in the order s * O + o."""
+    return np.stack(np.unravel_index(np.arange(math.prod(shape)), shape), axis=1)
+
+
+def evaluate_model(model, features, targets, *, seen=None, candidates=None, protocol="exact",
+                   confidence=None, unit="image", topk=1):
+    """Evaluate a model on images. All scores are never held at once.
+
+    Args:
+        model: a trained model; it is left in evaluation mode.
+        features: numbers (N, F).
+        targets: (N,) or (N, 2).
+        seen: (S, O) bool; None takes the model's own.
+        candidates: (S, O) or (C,) bool, the compositions that may be answered; None: all.
+        protocol, confidence, unit, topk: as in `evaluate.evaluate`.
+
+    Returns:
+        The report of `evaluate.BiasSweep.report`, a dict.
+
+    Raises:
+        ValueError: arrays that do not fit the model.
+    """
+    seen = seen_of(model, seen)
+    features = as_features(model, features)
+    targets = as_targets(targets, *seen.shape, len(features))
+    if candidates is None:
+        candidates = np.ones(seen.shape, bool)
+    candidates = as_mask("candidates", candidates, *seen.shape)
+    swept, _ = sweep(model, features, targets, seen, dict(given=candidates), topk)["given"]
+    return swept.report(protocol, confidence, unit)
+
+
+def predict(model, features, *, k=5, candidates=None, bias=0.0, seen=None):
+    """Return the k best compositions of each image.
+
+    Args:
+        model: a trained model; it is left in evaluation mode.
+        features: numbers (N, F).
+        k: answers for each image, at most the number of candidates.
+        candidates: (S, O) or (C,) bool, the compositions that may be answered; None: all.
+        bias: added to the scores of unseen compositions to rank them, not to the scores returned.
+        seen: (S, O) bool, which a bias needs; None takes the model's own.
+
+    Returns:
+        Indices s * O + o (N, k), int64, and their scores (N, k), best first.
+
+    Raises:
+        ValueError: arrays that do not fit the model.
+    """
+    return rank_compositions(model, features, k=k, candidates=candidates, bias=bias, seen=seen)[:2]
+
+
+@torch.no_grad()
+def rank_compositions(model, features, *, k, candidates=None, bias=0.0, seen=None, temperature=1.0):
+    """Return what `predict` returns, and the probabilities (N, k) of these answers.
+
+    They are the softmax of (score + bias·[unseen]) / temperature over the candidates.
+    """
     features = as_features(model, features)
     shape = (len(model.states), len(model.objects))
     if candidates is None:
         candidates = np.ones(shape, bool)
-    allowed = train.as_tensor(candidates, features.device)
-    if allowed.shape not in (shape, (shape[0] * shape[1],)) or not allowed.any():
-        raise ValueError(f"candidates {tuple(allowed.shape)}, {int(allowed.sum())} of them True: "
-                         f"expected (S, O) {shape} or (C,), one or more True")
-    offset = torch.where(allowed.flatten(), 0.0, -torch.inf)
+    allowed = torch.as_tensor(as_mask("candidates", candidates, *shape).ravel())
+    offset = torch.where(allowed, 0.0, -torch.inf)
     if bias:
-        if model.checkpoint is None:
-            raise ValueError("a bias on the unseen needs to know the seen: load the model with "
-                             "CompCos.load(best.pt)")
-        offset += bias * ~model.checkpoint["seen"].flatten().to(offset.device)
+        offset += bias * torch.as_tensor(~seen_of(model, seen).ravel())
+    offset = offset.to(features.device)
     k = min(k, int(allowed.sum()))
     blocks = []
-    for _, scores in train.chunks(model.eval(), features, model.compositions()):
+    for _, scores in score_blocks(model, features):
         ranked = scores + offset
         indices = ranked.topk(k, dim=1).indices
         probabilities = (ranked / temperature).softmax(1)
@@ -498,208 +1289,98 @@ def best_compositions(model, features, *, k, candidates, bias, temperature=1.0):
     return tuple(torch.cat(parts).cpu().numpy() for parts in zip(*blocks))
 
 
-def as_features(model, features):
-    """(N, F) on the model's device, from an array, a tensor or image files. ValueError: other
-    shapes, not finite."""
-    checkpoint = model.checkpoint
-    device = model.states.device
-    if checkpoint and len(features) and isinstance(features[0], (str, Path)):
-        features = image_features.features_like(checkpoint["settings"], features, device)
-    features = train.as_tensor(features, device).to(model.states.dtype)
-    expected = model.config["feature_dim"]
-    if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
-        raise ValueError(f"features {tuple(features.shape)}: expected (N, {expected}), all finite")
-    if checkpoint and image_features.is_shifted(features, checkpoint):
-        warnings.warn("these features lie far from those that the model was trained on, as those "
-                      "of another backbone do, or features divided by their length: the answers "
-                      "and their probabilities may be wrong", stacklevel=2)
-    return features
+# ---- files ----
 
 
-def predict_images(model, images, features=None, *, top=5, candidates="open_masked"):
-    """The best compositions of images as rows, dicts: what `--predict` prints and writes.
+def save(model, path_or_file, **extra):
+    """Write a model into a file, whole or not at all.
 
-    `model` of `CompCos.load`; `images` N files, or any names where `features` (N, F) are given.
-    `candidates` is one of experiment.CANDIDATE_SETS; compositions that the training folder names
-    are never hidden by the mask. `score` ranks the answers: it includes the bias on the unseen
-    that was fixed on validation. `probability` is that of the answer among the candidates, at a
-    temperature under which it says how often such answers were right on validation.
+    Args:
+        model: a CompCos or an Ensemble.
+        path_or_file: a path, or a file open for bytes.
+        extra: further contents, plain values and tensors; `load` gives them as `checkpoint`.
     """
-    checkpoint = model.checkpoint
-    seen, closed, feasibility, named = [
-        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
-    allowed = experiment.candidate_sets(seen, closed, feasibility, checkpoint["threshold"],
-                                        named=named)
-    bias = checkpoint["bias"][candidates]
-    indices, scores, probabilities = best_compositions(
-        model, images if features is None else features, k=top, candidates=allowed[candidates],
-        bias=bias, temperature=checkpoint["temperature"][candidates])
-    seen = seen.ravel()
-    scores = scores + np.float32(bias) * ~seen[indices]
-    rows = []
-    for (i, place), c in np.ndenumerate(indices):
-        state, object_ = divmod(int(c), len(checkpoint["objects"]))
-        rows.append(dict(
-            image=str(images[i]), rank=place + 1, state=checkpoint["states"][state],
-            object=checkpoint["objects"][object_], score=float(scores[i, place]),
-            probability=float(probabilities[i, place]), seen=bool(seen[c]),
-            feasibility=float(feasibility.flat[c])))
-    return rows
-
-
-def print_predictions(options):
-    """Predict for the command line: print the best compositions of each image, or write --csv."""
-    if not options.checkpoint or bool(options.predict) == bool(options.features):
-        raise ValueError("to predict give --checkpoint FILE and either --predict IMAGE ... or "
-                         "--features FILE")
-    if options.csv:
-        check_writable(options.csv.parent, "--csv")
-    model = CompCos.load(options.checkpoint, options.device)
-    images, features = image_features.images_and_features(
-        model.checkpoint["settings"], options.predict, options.features, device=options.device,
-        weights=options.weights, skip_broken=options.skip_broken)
-    rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
-    if options.csv:
-        write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
-        print(f"answers written to {options.csv}")
+    contents = dict(format=FORMAT, model_settings=asdict(model.settings),
+                    feature_dim=model.feature_dim, weights=model.state_dict(),
+                    seen=None if model.seen is None else model.seen.cpu(),
+                    history=model.history, extra=extra)
+    if hasattr(path_or_file, "write"):
+        torch.save(contents, path_or_file)
         return
-    print(f"answers: {options.candidates}; scores with the bias that validation chose")
-    for row in rows:
-        if row["rank"] == 1:
-            print(row["image"])
-        kind = "seen" if row["seen"] else "unseen"
-        print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  "
-              f"({kind})")
+    path = Path(path_or_file)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        torch.save(contents, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-# ---- the command line ----
+def load(path, device="cpu"):
+    """Return the model that `save` wrote, in evaluation mode.
 
+    Args:
+        path: the file, such as a run's `best.pt`.
+        device: "auto", "cpu", "cuda", "mps".
 
-# The paper's settings: those that all datasets share (and what the strong recipe adds, switched
-# off), and those of a dataset by its name. An entry for a dataset of your own goes here, too; what
-# it leaves out is as for MIT-States.
-PAPER = dict(
-    recipe="paper", members=1, epochs=300, min_epoch_steps=0, warmup=15, batch_size=128, lr=5e-5,
-    weight_decay=5e-5, mix="mean", hidden=768, dropout=0.5, dim=None, normalize_image_embeddings=True, counts=0.0,
-    average=0.0, word_lr_factor=1.0, patience=0, train_candidates="all")
-DATASET_SETTINGS = {
-    "mitstates": dict(scale=20.0, margin=0.4, vectors=["fasttext", "word2vec"]),
-    "utzappos": dict(scale=50.0, margin=1.0, vectors=["word2vec"]),
-    "cgqa": dict(scale=100.0, margin=0.4, vectors=["word2vec"]),
-    "shapes": dict(scale=20.0, margin=0.4, vectors=["random"], epochs=40, lr=1e-3),
-}
-# A folder of one's own by the paper's recipe: as many steps as the strong one, at a rate at which
-# they suffice. An epoch of small data is several passes, of `min_epoch_steps` in all.
-FOLDER = dict(epochs=40, min_epoch_steps=65, warmup=15, patience=20, lr=1e-3)
-STRONG = PAPER | FOLDER | dict(
-    recipe="strong",
-    members=4,            # 16 bring 0.3 of AUC more, at four times the cost
-    scale=2.6,            # of |ω(x)| cos: the length of ω(x) carries confidence
-    normalize_image_embeddings=False,
-    dim=300,
-    margin=7.2 / 2.6,     # 7.2 ρ off the logits of the unseen
-    counts=0.5,
-    dropout=0.85,         # of all, this carries most
-    average=0.998,
-    weight_decay=0.0,
-    lr=5e-4,
-    word_lr_factor=10.0,
-    train_candidates=None,          # chosen by experiment.choose_train_candidates
-)
+    Returns:
+        A CompCos or an Ensemble with its settings, seen mask and history; `checkpoint` is a dict of
+        what else the file holds. `feasibility`, `evaluate_model` and `predict` work.
 
-
-def defaults(recipe=None):
-    """The settings of each dataset by name, and as "other" those of a folder of one's own.
-
-    recipe: paper or strong; None: paper for the named datasets, strong for a folder. Of a dataset's
-    own settings, the strong recipe takes the word vectors alone. ValueError: a dataset's entry has
-    a setting that is none.
+    Raises:
+        OSError: no such file.
+        ValueError: a damaged file, or one that holds something else.
     """
-    known = PAPER | DATASET_SETTINGS["mitstates"]
-    table = experiment.with_defaults(known, DATASET_SETTINGS | dict(other=FOLDER))
-    for name, settings in table.items():
-        if recipe == "strong" or (recipe is None and name == "other"):
-            settings |= STRONG
-    return table
+    check_archive(path)
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+        if contents["format"] != FORMAT:
+            raise ValueError(f"it has format {contents['format']}")
+        settings = Settings(**contents["model_settings"])
+        weights = contents["weights"]
+        first = "members.0." if settings.members > 1 else ""
+        model = build(weights[f"{first}states"], weights[f"{first}objects"],
+                      contents["feature_dim"], settings)
+        model.load_state_dict(weights)
+        for member in getattr(model, "members", [model]):
+            member.seen = contents["seen"]
+        model.history = contents["history"]
+        model.checkpoint = contents["extra"]
+    except Exception as error:  # torch and pickle raise all sorts for what they cannot read
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"{path} must be a file of this version's save(), such as a best.pt "
+                         f"({type(error).__name__}: {reason}); train anew, or restore the file"
+                         ) from None
+    return model.to(pick_device(device)).eval()
 
 
-def add_options(parser):
-    """The options of CompCos alone."""
-    experiment.add_options(parser)
-    number = shell.number
-    add = parser.add_argument_group("CompCos").add_argument
-    add("--recipe", choices=["paper", "strong"],
-        help="default: paper for the named datasets, else strong")
-    add("--members", type=number(int, least=1),
-        help="models whose scores are averaged (paper 1, strong 4)")
-    add("--scale", type=number(above=0), metavar="1/T",
-        help="logit scale, one over the temperature")
-    add("--margin", type=number(least=0), metavar="α",
-        help="greatest factor of the feasibility margins; 0: the paper's α = 0")
-    add("--warmup", type=number(int, least=0),
-        help="epochs until α is reached; 0: at once")
-    add("--mix", choices=list(MIXES), help="g of Eq. 5")
-    add("--patience", type=number(int, least=0),
-        help="stop after so many epochs without a better validation AUC; 0: never")
-    add("--train_candidates", choices=["all", "seen"],
-        help="which compositions compete with the truth in open-world training (default all; in "
-             "the strong recipe seen, where these are most and validation has few others)")
-    add("--dropout", type=number(least=0, below=1))
-    add("--hidden", type=number(int, least=1), help="width of ω")
-    add("--dim", type=number(int, least=1),
-        help="numbers of the shared space (paper: those of the vectors)")
-    add("--cosine", action="store_const", const=True, dest="normalize_image_embeddings",
-        help="images of unit length")
-    add("--counts", type=number(least=0), metavar="W",
-        help="W (log n - mean) is added to the logits of the seen")
-    add("--average", type=number(least=0, below=1), metavar="DECAY",
-        help="greatest decay of the average of weights; 0: none")
-    add("--word-lr-factor", type=number(above=0),
-        help="rate of the word embeddings over that of the rest")
+def check_archive(path):
+    """Raise ValueError unless a file is a zip archive that agrees with its own check sums.
+
+    torch.load does not compare them: a flipped bit would be other weights without a word.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+            for member in archive.infolist():
+                # torch takes what is marked as a folder for empty, and leaves memory as it is.
+                if member.is_dir() or member.external_attr & 0x10:
+                    wrong = wrong or member.filename
+    except OSError:
+        raise
+    except Exception as error:  # zipfile and zlib raise all sorts for damaged archives
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise ValueError(f"{path} is damaged, or no such archive ({wrong}): make or fetch it again")
 
 
-@shell.command
+CompCos.load = staticmethod(load)
+
+
 def main(argv=None):
-    """Train and evaluate, or predict with a checkpoint."""
-    parser = argparse.ArgumentParser(description="CompCos: train and evaluate; with --checkpoint "
-                                                 "and --predict, predict.")
-    add_options(parser)
-    add = parser.add_argument_group("prediction").add_argument
-    add("--checkpoint", metavar="FILE", help="a best.pt")
-    add("--predict", nargs="+", metavar="IMAGE",
-        help="image files or folders; or give --features FILE")
-    add("--csv", type=Path, metavar="FILE", help="write a table instead of printing the answers")
-    add("--candidates", default="open_masked", choices=experiment.CANDIDATE_SETS,
-        help="allowed answers (default open_masked)")
-    add("--top", type=shell.number(int, least=1), default=5, help="answers an image (default 5)")
-    options = parser.parse_args(argv)
-    if options.checkpoint or options.predict or options.csv:
-        if shell.rank() == 0:  # others have nothing to predict
-            with shell.single_process():
-                print_predictions(options)
-        return
-    prepared = experiment.prepare(options, "compcos", defaults(options.recipe))
-    experiment.experiment(lambda: make_model(prepared), prepared)
-
-
-def make_model(prepared):
-    """A new model on the device, with its training set as the settings say.
-
-    A setting of your own needs its default in PAPER, without which it is not read, its option in
-    `add_options`, and a keyword of `prepare` (one of the loss is put into `loss_arguments`
-    there, from where `compcos_loss` gets it), or one of the constructor, whose names stand here.
-    """
-    settings = prepared.settings
-    dataset = prepared.dataset
-    names = ("hidden", "dropout", "dim", "normalize_image_embeddings", "members")
-    config = {name: settings[name] for name in names}
-    config["feature_dim"] = prepared.features["train"].shape[1]
-    model = build(prepared.state_vectors, prepared.object_vectors, **config).to(prepared.device)
-    names = CompCos.prepare.__kwdefaults__.keys() & settings.keys()
-    keywords = {name: settings[name] for name in names}
-    images = np.bincount(dataset.targets["train"], minlength=dataset.seen.size)
-    images = images.reshape(dataset.seen.shape)
-    return model.prepare(dataset.seen, images=images, **keywords)
+    """Train and evaluate, or predict: run the command, which lies in lab/ beside this file."""
+    from lab.run import main as run_command
+    run_command(argv)
 
 
 if __name__ == "__main__":
