@@ -1,0 +1,221 @@
+"""Answers for photos: prediction with a trained model, and the authors' published checkpoints.
+
+N photos, F features of a photo, S states, O objects, C = S*O compositions, (s, o) at s*O + o.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compcos import CompCos, Settings, as_tensor, load, rank_compositions
+from lab import features as image_features
+from lab import shell
+from lab.files import check_writable, load_tensors, reading, write_rows
+from lab.results import CANDIDATE_SETS, candidate_sets, expectation
+
+UNLIKE = 0.05       # a photo of at most this typicality is marked
+FEW_PHOTOS = 20     # fewer tell nothing about the kind of features
+MOST_RATIO = 2.0    # of the length of features to that in training
+ANSWERS = ("states", "objects", "seen", "closed", "named", "feasibility", "threshold", "bias",
+           "temperature", "profile", "expected", "run")  # what best.pt holds besides the model
+
+
+# ---- unknown content ----
+
+
+def training_profile(features, targets, validation):
+    """Return what `typicality` needs to know of the data.
+
+    Args:
+        features: training features (N, F).
+        targets: training targets (N,).
+        validation: validation features (n, F).
+
+    Returns:
+        A dict of tensors: `means`, the unit mean features (P, F) of the seen compositions;
+        `distances` (n,) of the validation photos, ascending; `length`, the median length of
+        training features.
+    """
+    features = torch.as_tensor(features)
+    _, place = torch.as_tensor(targets).unique(return_inverse=True)
+    sums = features.new_zeros(int(place.max()) + 1, features.shape[1]).index_add_(0, place, features)
+    profile = dict(means=torch.nn.functional.normalize(sums),
+                   length=features.norm(dim=1).median())
+    profile["distances"] = distances(torch.as_tensor(validation), profile).sort().values
+    return profile
+
+
+def distances(features, profile):
+    """Return one minus the greatest cosine of photos (N, F) to the mean of a seen composition."""
+    return 1 - (torch.nn.functional.normalize(features) @ profile["means"].T).amax(1)
+
+
+def typicality(features, profile):
+    """Return how typical photos (N, F) are of the training photos, (N,) in (0, 1].
+
+    It is (1 + n') / (n + 1), where n' of the n validation photos are at least as far from training
+    (a conformal p-value): about 1 in 20 photos like those of validation has at most 5 %.
+    """
+    known = profile["distances"]
+    nearer = torch.searchsorted(known, distances(features, profile))  # known ones that are nearer
+    return ((1 + len(known) - nearer) / (len(known) + 1)).numpy()
+
+
+def is_shifted(features, profile, typical):
+    """Tell if photos (N, F) of these typicalities (N,) have features of another kind."""
+    if len(features) < FEW_PHOTOS:
+        return False
+    ratio = float(features.norm(dim=1).median() / profile["length"])
+    return float(np.mean(typical <= UNLIKE)) > 0.5 or not 1 / MOST_RATIO < ratio < MOST_RATIO
+
+
+# ---- prediction ----
+
+
+def load_run(path, device="cpu"):
+    """Return the model of a run's best.pt or final.pt, or of the best.pt in a folder.
+
+    Raises:
+        ValueError: a file without the names and figures that answers need.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "best.pt"
+    model = load(path, device)
+    missing = [name for name in ANSWERS if name not in model.checkpoint]
+    if missing:
+        raise ValueError(f"{path} has no {', '.join(missing)}: answers need the best.pt or final.pt "
+                         "of a run of `python compcos.py`")
+    return model
+
+
+def predict_images(model, images, features=None, *, top=5, candidates="open_masked", **how):
+    """Return the best compositions of photos as rows.
+
+    Args:
+        model: from `load_run`.
+        images: N image files, or any N names if features are given.
+        features: numbers (N, F), made as those of training; None: they are made of the files.
+        top: answers for each photo.
+        candidates: "closed", "open" or "open_masked". The hard mask of the last never hides a
+            composition that the lists of the training data name.
+        how: device, weights and skip_broken, as of `lab.features.features_like`.
+
+    Returns:
+        A dict for each answer, best first: `image, rank, state, object`; `score`, which ranks the
+        answers and includes the bias on the unseen fixed on validation; `probability` among the
+        candidates, at the temperature fitted on validation; `seen`; `feasibility`; `typicality` of
+        the photo, in (0, 1].
+
+    Raises:
+        ValueError: features of another shape, or candidates that the file does not know.
+    """
+    checkpoint = model.checkpoint
+    if candidates not in checkpoint["bias"]:
+        raise ValueError(f"candidates must be one of {', '.join(checkpoint['bias'])}, which the "
+                         f"run chose a bias for, got {candidates!r}: train anew for another set")
+    if features is None:
+        features = image_features.features_like(checkpoint["run"], images, **how)
+    seen, closed, feasibility, named = [
+        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
+    allowed = candidate_sets(seen, closed, feasibility, checkpoint["threshold"], named=named)
+    bias = checkpoint["bias"][candidates]
+    indices, scores, probabilities = rank_compositions(
+        model, features, k=top, candidates=allowed[candidates], bias=bias, seen=seen,
+        temperature=checkpoint["temperature"][candidates])
+    seen = seen.ravel()
+    scores = scores + np.float32(bias) * ~seen[indices]
+    features = as_tensor(features, "cpu").float()
+    typical = typicality(features, checkpoint["profile"])
+    if is_shifted(features, checkpoint["profile"], typical):
+        shell.print_status(
+            "warning: most of these photos are unlike the training photos, or their features have "
+            "another length, as those of another backbone do: the answers and their "
+            "probabilities may be wrong")
+    rows = []
+    for (i, place), c in np.ndenumerate(indices):
+        state, object_ = divmod(int(c), len(checkpoint["objects"]))
+        rows.append(dict(
+            image=str(images[i]), rank=place + 1, state=checkpoint["states"][state],
+            object=checkpoint["objects"][object_], score=float(scores[i, place]),
+            probability=float(probabilities[i, place]), seen=bool(seen[c]),
+            feasibility=float(feasibility.flat[c]), typicality=float(typical[i])))
+    return rows
+
+
+def add_options(parser):
+    """Add the options of prediction to a parser."""
+    add = parser.add_argument_group("prediction").add_argument
+    add("--checkpoint", metavar="FILE", help="a run's best.pt or final.pt, or the run's folder")
+    add("--predict", nargs="+", metavar="IMAGE",
+        help="image files, patterns or folders; or pass --features FILE")
+    add("--csv", type=Path, metavar="FILE", help="write the answers into a table")
+    add("--candidates", default="open_masked", choices=CANDIDATE_SETS,
+        help="compositions that may be answered: of the training data's lists (closed), all "
+        "(open), or those that are feasible enough (open_masked, the default)")
+    add("--top", type=shell.number(int, least=1), default=5, metavar="K",
+        help="answers for each photo (default 5)")
+
+
+def print_predictions(options):
+    """Predict for the command line: print the best compositions of each photo, or write --csv."""
+    if not options.checkpoint or bool(options.predict) == bool(options.features):
+        raise ValueError("prediction needs --checkpoint FILE and either --predict IMAGE ... or "
+                         "--features FILE")
+    if options.csv:
+        check_writable(options.csv.parent, "--csv")
+    model = load_run(options.checkpoint, options.device)
+    images, features = image_features.images_and_features(
+        model.checkpoint["run"], options.predict, options.features, device=options.device,
+        weights=options.weights, skip_broken=options.skip_broken)
+    rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
+    print(expectation(model.checkpoint["expected"]))
+    if options.csv:
+        write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
+        print(f"answers written to {options.csv}")
+        return
+    bias = model.checkpoint["bias"][options.candidates]
+    print(f"candidates: {options.candidates}; bias on unseen compositions: {bias:.3g}")
+    for row in rows:
+        if row["rank"] == 1:
+            mark = ""
+            if row["typicality"] <= UNLIKE:
+                mark = f"  unlike the training photos (typicality {row['typicality']:.1%})"
+            print(f"{row['image']}{mark}")
+        kind = "seen" if row["seen"] else "unseen"
+        print(f"  {row['score']:6.3f}  {row['probability']:4.0%}  {row['state']} {row['object']}  "
+              f"({kind})")
+
+
+# ---- published checkpoints ----
+
+
+def load_published(state_dict):
+    """Return a CompCos with the parameters of the authors' code, in evaluation mode.
+
+    Args:
+        state_dict: a state dict under the published names, a checkpoint that holds one (see
+            `lab.features.unwrap`), or a file of either. A file's NumPy scalar is admitted, and
+            nothing that runs code.
+
+    Raises:
+        ValueError: other parameters.
+    """
+    path = "the state dict"
+    if not isinstance(state_dict, dict):
+        path = state_dict
+        state_dict = load_tensors(path)
+    ours = {"attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    weights = {}
+    with reading(path, "expected a published CompCos: Linear, LayerNorm and Linear in "
+                 "image_embedder.mod; attr_embedder, obj_embedder, projection"):
+        for name, value in image_features.unwrap(state_dict).items():
+            # The last layer is the fourth, or the fifth where dropout counts, as it does here.
+            name = name.replace("embedder.mod.", "embedder.").replace("embedder.3.", "embedder.4.")
+            weights[ours.get(name, name)] = as_tensor(value)
+        hidden, feature_dim = weights["image_embedder.0.weight"].shape
+        model = CompCos(weights["states"], weights["objects"], feature_dim,
+                        Settings(hidden=hidden))
+        model.to(weights["states"].dtype).load_state_dict(weights)  # float64 keeps its digits
+    return model.eval()
