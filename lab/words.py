@@ -458,8 +458,8 @@ def _read_npz(file, needed):
     with np.load(file) as arrays:
         if not {"names", "vectors"} <= set(arrays):
             raise ValueError(f"{file.name} contains {shell.shorten(arrays)} instead of `names` and "
-                             "`vectors`: if these are files of vectors, unpack it and give one "
-                             "of them")
+                             "`vectors`: if these are files of vectors, unpack the archive and "
+                             "give one of them")
         words = arrays["names"].astype(str)  # numbers, too, can be names
         vectors = arrays["vectors"]
     if vectors.ndim != 2 or vectors.shape[:1] != words.shape:

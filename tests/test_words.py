@@ -164,8 +164,7 @@ def test_random_depends_on_the_name_alone():
 
 @pytest.mark.parametrize("name, place", words.FILES.items())
 def test_files_under_the_root(name, place, write, tmp_path):
-    command = f"{place} .*{name}.* after `python -m lab.download --vectors NAME --data-root "
-    with pytest.raises(FileNotFoundError, match=f"{command}{tmp_path}`"):
+    with pytest.raises(FileNotFoundError, match=f"{place} .*{name}.*python -m lab.download --vec"):
         word_vectors(["old"], name, root=tmp_path)
     write(gzip.compress(text(rows())), f"{place}.gz")
     np.testing.assert_allclose(word_vectors(["old"], name, root=tmp_path), [rows()["old"]])
@@ -199,8 +198,8 @@ def test_missing_words_are_replaced(write):
         drawn = word_vectors(names[::-1], path, missing="random")[::-1]
     assert np.array_equal(drawn[2], known["new"])
     length = np.linalg.norm(found, axis=1).mean()
-    wanted = words._random_vector("midcalf", 300) * length / 300**0.5
-    np.testing.assert_allclose(drawn[0], wanted, 1e-5)
+    np.testing.assert_allclose(
+        drawn[0], words._random_vector("midcalf", 300) * length / 300**0.5, 1e-5)
     with pytest.raises(ValueError, match="so that mean vectors cannot be made"):
         word_vectors(["midcalf"], path, missing="mean")
 
@@ -240,13 +239,12 @@ def test_vectors_still_in_a_zip_are_to_be_unpacked(tmp_path):
     path = tmp_path / "glove.6B.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("glove.6B.50d.txt", b"old 1 2")
-    with pytest.raises(ValueError, match=f"^{path} contains glove.6B.50d.txt .* unpack it"):
+    with pytest.raises(ValueError, match=f"^{path} contains glove.6B.50d.txt .* unpack the"):
         word_vectors(["old"], path)
 
 
-@pytest.mark.parametrize("names", [np.array([7, 10]), np.array([b"7", b"10"])])
-def test_names_of_an_archive_may_be_numbers_or_bytes(names, write):
-    path = write(archive(names=names, vectors=np.eye(2)))
+def test_names_of_an_archive_may_be_numbers(write):
+    path = write(archive(names=[7, 10], vectors=np.eye(2)))
     assert word_vectors(["10", "7"], path).tolist() == [[0, 1], [1, 0]]
 
 
