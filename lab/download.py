@@ -67,8 +67,8 @@ def download(name=None, root="data", vectors=()):
         downloaded += obtain(labels, folder, data.METADATA, find_layout)
         downloaded += obtain(name, folder, "images", FIND_IMAGES[name])
     elif not vectors:
-        raise ValueError(f"only {', '.join(data.DOWNLOADED)} can be downloaded, or --vectors "
-                         f"{', '.join(FILES)}: name at least one")
+        raise ValueError(f"nothing to download: name one of {', '.join(data.DOWNLOADED)}, or pass "
+                         f"--vectors with some of {', '.join(FILES)}")
     for source in vectors:
         file = root / FILES[source]
         packed = Path(f"{file}.gz")
@@ -117,7 +117,7 @@ def fetch(url, file):
 
 
 def fetch_once(url, file):
-    """Download an archive to `file`, going on from an earlier start."""
+    """Download an archive to `file` in one try, and continue its `.part` file if there is one."""
     with open_url(url) as response:  # for its headers only
         size = int(response.headers.get("Content-Length", 0))  # 0: unknown
     # The size is in the name: another version of the file cannot continue this one.
@@ -262,12 +262,12 @@ FIND_IMAGES = {"utzappos": find_utzappos, "mitstates": find_mitstates, "cgqa": f
 
 @shell.command
 def main(argv=None):
-    """Run the command."""
+    """Run the command `python -m lab.download`."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.download",
         description="Download a dataset, word vectors, or both. An interrupted download goes on "
                     "where it ended. Files that exist already stay as they are.",
-        epilog="example: python -m lab.download utzappos --vectors word2vec")
+        epilog="example: python -m lab.download utzappos --data-root data --vectors glove")
     parser.add_argument("name", nargs="?", metavar="NAME",
                         help=f"the dataset: {', '.join(data.DOWNLOADED)}; with any other name, "
                              "only --vectors are downloaded")
