@@ -56,8 +56,9 @@ def download(name=None, root="data", vectors=()):
 
     Raises:
         OSError: A download failed after several tries, a URL does not exist, or the disk is full.
-        ValueError: An archive is damaged or is another one, or there is nothing to download. The
-            message names the URL or the archive. No file of the layout is left incomplete.
+        ValueError: An archive is damaged or another than expected, or there is nothing to download.
+
+    A message names the URL or the archive. No incomplete file is left in the layout.
     """
     root = Path(root)
     downloaded = []
@@ -129,7 +130,8 @@ def fetch_once(url, file):
         need += size
     free = shutil.disk_usage(file.parent).free
     if free < need:
-        raise OSError(f"{file.parent}: {need:,} bytes are needed, {free:,} are free")
+        raise OSError(f"not enough space in {file.parent}: {need:,} bytes are needed, {free:,} are "
+                      "free")
     if not size or have < size:
         with open_url(url, Range=f"bytes={have}-") as response:
             # With status 206 the server sends the rest, else the whole file.

@@ -124,8 +124,8 @@ def pattern(state, mask, unit, random):
     shift = random.uniform(0, .4) * unit  # where stripes and dots begin
     step = .42 * unit
     level = top
-    # Some states do not use the shift or the level. Both are drawn nevertheless: otherwise all later
-    # random numbers, and with them all pictures, would change.
+    # Some states do not use the shift or the level. Both are drawn nevertheless: otherwise all
+    # later random numbers, and with them all pictures, would change.
     if state in LEVELS:
         level += (bottom - top) * random.uniform(*LEVELS[state])
     below = [0, level, CANVAS, CANVAS]
