@@ -1,10 +1,9 @@
-"""Datasets and word vectors from where they are published, in the layout that data.py reads.
+"""Download datasets and word vectors from where they are published, in the layout of data.py.
 
-    python download.py utzappos --data-root data --vectors word2vec
-    python download.py --vectors glove
+    python -m lab.download utzappos --data-root DIR
 
-What arrives is kept as a hidden `.part` file until it is whole, so that the next run goes on where
-this one ended. What is there already stays.
+A download is kept in a hidden `.part` file until it is complete, so that an interrupted one goes on
+where it ended. Files that exist already stay as they are.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import http.client
 import os
 import shutil
 import tarfile
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -24,7 +24,7 @@ from lab.files import reading
 import data
 from lab.words import FILES
 
-ADDRESSES = {
+URLS = {
     "utzappos": "http://vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip",
     "mitstates": "http://wednesday.csail.mit.edu/joseph_result/state_and_transformation/"
                  "release_dataset.zip",
@@ -36,127 +36,140 @@ ADDRESSES = {
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
 }
 MB = 2**20
-TIMEOUT = 60  # seconds without a byte that end a download
-ARCHIVE_STARTS = b"PK", b"\x1f\x8b"  # of zip and of gzip
+TIMEOUT = 60  # seconds without a byte after which a connection counts as broken
+PAUSES = 1, 2, 4, 8, None  # seconds between the tries; None: no further one
+RETRY_STATUS = 429, 500, 502, 503, 504  # answers of a busy server, worth another try
+ARCHIVE_MAGIC = b"PK", b"\x1f\x8b"  # of zip and of gzip
 
 
 def download(name=None, root="data", vectors=()):
-    """Fetch what is missing of the dataset `name` and of the word vectors (keys of FILES).
+    """Download what is missing of a dataset and of word vectors.
 
-    All of it lies under `root`. Returns what was fetched, keys of ADDRESSES. OSError (no
-    connection, no such address, disk full) and ValueError (not what was expected) name the address
-    or the archive; nothing half-written is left in the layout.
+    Args:
+        name (str or None): A dataset: "utzappos", "mitstates" or "cgqa". With any other name, only
+            the word vectors are downloaded.
+        root (str or Path): The folder that datasets and word vectors are written to.
+        vectors (sequence of str): Word vectors: "word2vec", "fasttext", "glove".
+
+    Returns:
+        list of str: The keys of URLS that were downloaded or unpacked.
+
+    Raises:
+        OSError: A download failed after several tries, a URL does not exist, or the disk is full.
+        ValueError: An archive is damaged or another than expected, or there is nothing to download.
+
+    A message names the URL or the archive. No incomplete file is left in the layout.
     """
     root = Path(root)
-    fetched = []
+    downloaded = []
     if name in data.DOWNLOADED:
         folder = root / data.FOLDERS[name]
-        labels = "cgqa" if name == "cgqa" else "splits"  # whose one archive holds both
-        fetched += obtain(labels, folder, data.METADATA, find_layout)
-        fetched += obtain(name, folder, "images", PICTURES[name])
+        labels = "cgqa" if name == "cgqa" else "splits"  # one archive of C-GQA holds everything
+        downloaded += obtain(labels, folder, data.METADATA, find_layout)
+        downloaded += obtain(name, folder, "images", FIND_IMAGES[name])
     elif not vectors:
-        raise ValueError(f"only {', '.join(data.DOWNLOADED)} can be downloaded, and --vectors "
-                         f"{', '.join(FILES)}")
+        raise ValueError(f"nothing to download: name one of {', '.join(data.DOWNLOADED)}, or pass "
+                         f"--vectors with some of {', '.join(FILES)}")
     for source in vectors:
         file = root / FILES[source]
         packed = Path(f"{file}.gz")
         if source == "glove":
-            fetched += obtain(source, file.parent, file.name, find_glove)
-        elif not file.exists() and not packed.exists():
-            fetch(ADDRESSES[source], packed)
-            fetched.append(source)
-    return fetched
+            downloaded += obtain(source, file.parent, file.name, find_glove)
+        elif not (file.exists() or packed.exists()):
+            fetch(URLS[source], packed)
+            downloaded.append(source)
+    return downloaded
 
 
 def obtain(source, folder, content, find):
-    """Fetch an archive and unpack it, unless its content is in the folder.
+    """Download and unpack an archive unless the folder has its content; return [source] or [].
 
-    An archive that is there was not unpacked to its end, or put there by hand. Returns [source] or,
-    if nothing was to be done, [].
+    An archive that exists was put there by hand, or its unpacking was interrupted: unpack it.
     """
-    archive = folder / ADDRESSES[source].rpartition("/")[2]
+    archive = folder / Path(URLS[source]).name
     if (folder / content).exists() and not archive.exists():
         return []
-    fetch(ADDRESSES[source], archive)
+    fetch(URLS[source], archive)
     unpack(archive, folder, find)
     return [source]
 
 
-# ---- fetching ------------------------------------------------------------------------------------
+# ---- downloading ---------------------------------------------------------------------------------
+#
+# torch.hub.download_url_to_file starts anew after each broken connection and waits without limit
+# for a server that is silent. These files have up to 4 GB, so they are resumed here.
 
 
 def fetch(url, file):
-    """Download an archive (.zip, .gz) to `file` unless it is there, going on from an earlier start.
-
-    ConnectionError (an OSError): not reached, broken off, or no such address; ValueError: what came
-    is no archive.
-    """
+    """Download an archive to `file` unless it exists, with several tries where a fault may pass."""
     if file.exists():
         return
-    try:
-        receive(url, file)
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
-            TimeoutError) as error:
-        why = str(error) or type(error).__name__
-        raise ConnectionError(f"{url}: {why}; run it again to go on from what has come, or save "
-                              f"that file as {file}") from None
+    for pause in PAUSES:
+        try:
+            return fetch_once(url, file)
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError,
+                TimeoutError) as error:
+            problem = f"{url}: {shell.reason(error)}"
+            if pause is None or getattr(error, "code", 500) not in RETRY_STATUS:
+                raise ConnectionError(f"{problem}; run this again to go on from what has arrived, "
+                                      f"or save that file as {file}") from None
+        shell.print_status(f"{problem}; trying again in {pause} s")
+        time.sleep(pause)
 
 
-def receive(url, file):
-    """What `fetch` does. ConnectionError if the answer ends early."""
-    with ask(url) as answer:  # for its headers alone
-        size = int(answer.headers.get("Content-Length", 0))  # 0: unknown
-    # Another version has another size, and another part: this one would be no start of it.
+def fetch_once(url, file):
+    """Download an archive to `file` in one try, and continue its `.part` file if there is one."""
+    with open_url(url) as response:  # for its headers only
+        size = int(response.headers.get("Content-Length", 0))  # 0: unknown
+    # The size is in the name: another version of the file cannot continue this one.
     part = file.with_name(f".{file.name}.{size}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     have = part.stat().st_size if size and part.exists() else 0
     need = size - have
-    if file.suffix != ".gz":  # what it unpacks to, at least
+    if file.suffix != ".gz":  # the unpacked files take at least as much again
         need += size
     free = shutil.disk_usage(file.parent).free
     if free < need:
-        raise OSError(f"{file.parent}: {need:,} bytes are needed, {free:,} are free")
-    if have < size or size == 0:
-        with ask(url, Range=f"bytes={have}-") as answer:
-            is_rest = answer.status == 206  # else it is the whole
-            save(answer, part, "ab" if is_rest and have else "wb", size)
+        raise OSError(f"not enough space in {file.parent}: {need:,} bytes are needed, {free:,} are "
+                      "free")
+    if not size or have < size:
+        with open_url(url, Range=f"bytes={have}-") as response:
+            # With status 206 the server sends the rest, else the whole file.
+            save(response, part, "ab" if have and response.status == 206 else "wb", size)
     have = part.stat().st_size
     if size and have != size:
         raise ConnectionError(f"the connection ended after {have:,} of {size:,} bytes")
-    with open(part, "rb") as begun:
-        start = begun.read(9)
-    if not start.startswith(ARCHIVE_STARTS):
+    with open(part, "rb") as content:
+        start = content.read(9)
+    if not start.startswith(ARCHIVE_MAGIC):
         part.unlink()
-        raise ValueError(f"{url} gave no archive (it begins {start!r}): see it in a browser, and "
-                         f"save the archive as {file}")
+        raise ValueError(f"{url} sent no archive (it begins with {start!r}): open it in a browser, "
+                         f"and save the archive as {file}")
     os.replace(part, file)
 
 
-def ask(url, **headers):
-    """Open an address."""
+def open_url(url, **headers):
+    """Send a request and return the response."""
     request = urllib.request.Request(url, headers={"User-Agent": "compcos", **headers})
     return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 
-def save(answer, part, mode, size):
-    """Write an answer to `part`, of which there will be `size` bytes (0: unknown)."""
+def save(response, part, mode, size):
+    """Write a response to `part`, which will have `size` bytes (0: unknown)."""
     with open(part, mode) as out, shell.Progress(part.name, size // MB, "MB") as progress:
-        block = answer.read1(MB)
-        while block:
+        while block := response.read1(MB):
             out.write(block)
             progress.update(out.tell() // MB - progress.done)
-            block = answer.read1(MB)
 
 
 # ---- unpacking -----------------------------------------------------------------------------------
 
 
 def unpack(archive, folder, find):
-    """Unpack an archive into a folder, and remove it.
+    """Unpack an archive into a folder and remove it; `find(stage, folder)` gives {place: file}.
 
-    All is unpacked beside the archive first; then what `find(stage, folder)` -> {place: file} asks
-    for takes its place. A kill leaves the archive, and the next run begins anew. ValueError: it is
-    damaged or another archive; nothing was unpacked.
+    All files are unpacked beside the archive first, then those that `find` returns move to their
+    places. If this is killed, the archive stays, and the next run unpacks it anew.
     """
     stage = archive.with_name(f".{archive.name}.unpacked.part")
     shutil.rmtree(stage, ignore_errors=True)
@@ -165,10 +178,11 @@ def unpack(archive, folder, find):
             extract(archive, stage)
         files = find(stage, folder)
         if not files:
-            raise ValueError(f"{archive} is not the archive meant: remove it, and run this again")
+            raise ValueError(f"{archive} is another archive than expected: remove it and run this "
+                             "again")
         for place in files:
             if ".." in Path(place).parts:
-                raise ValueError(f"{archive}: {place} leads out of {folder}: nothing was unpacked")
+                raise ValueError(f"{archive}: {place} leads out of {folder}; nothing was unpacked")
         for place, file in files.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, folder / place)
@@ -178,39 +192,38 @@ def unpack(archive, folder, find):
 
 
 def extract(archive, stage):
-    """Unpack a .zip or .tar.gz into a new folder, and nothing of it elsewhere."""
+    """Unpack a .zip or .tar.gz into a new folder, and nothing outside it."""
     shell.print_status(f"unpacking {archive}")
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as file:
             file.extractall(stage)
         return
-    with gzip.open(archive) as whole, tarfile.open(fileobj=whole) as file:
+    with gzip.open(archive) as unpacked, tarfile.open(fileobj=unpacked) as file:
         file.extractall(stage, filter="data")
-        whole.read()  # to the sum at the end, where tarfile does not come
+        unpacked.read()  # to the checksum at the end, which tarfile does not reach
 
 
 def files_below(folder):
-    """The plain files, no links, below a folder, and below none that macOS adds."""
+    """List the files below a folder, without links and without those that macOS adds."""
     return [path for path in sorted(folder.rglob("*"))
             if path.is_file() and not path.is_symlink() and "__MACOSX" not in path.parts]
 
 
-# ---- what of an archive goes where ---------------------------------------------------------------
+# ---- where the files of an archive go ------------------------------------------------------------
 
 
 def find_glove(stage, folder):
-    """The vectors of 300 numbers."""
-    name = Path(FILES["glove"]).name
-    return {name: path for path in files_below(stage) if path.name == name}
+    """Find the vectors of 300 numbers."""
+    return {path.name: path for path in stage.rglob(Path(FILES["glove"]).name)}
 
 
 def find_layout(stage, folder):
-    """Of an archive that has the layout already, below some folder: lists, metadata, images."""
+    """Find lists, metadata and images in an archive that has the layout already, below a folder."""
     tops = [path.parent for path in stage.rglob(data.SPLIT)]
-    if len(tops) > 1:
-        tops = [top for top in tops if top.name == folder.name]
     files = {}
     for top in tops:
+        if len(tops) > 1 and top.name != folder.name:  # another dataset
+            continue
         for path in files_below(top):
             place = path.relative_to(top).as_posix()
             if place.startswith((f"{data.SPLIT}/", "metadata_", "images/")):
@@ -219,7 +232,7 @@ def find_layout(stage, folder):
 
 
 def find_mitstates(stage, folder):
-    """`release_dataset/images/wet dog/1.jpg` -> `images/wet_dog/1.jpg`."""
+    """Map `images/wet_dog/1.jpg` to `release_dataset/images/wet dog/1.jpg`, for all images."""
     files = {}
     for path in files_below(stage / "release_dataset/images"):
         files[f"images/{path.parent.name.replace(' ', '_')}/{path.name}"] = path
@@ -227,44 +240,46 @@ def find_mitstates(stage, folder):
 
 
 def find_utzappos(stage, folder):
-    """The metadata's `_image`, a path below some folder of the archive, -> `images/` + its `image`.
+    """Map `images/` + the metadata's `image` to the file at its `_image`, below any folder.
 
-    Zip files that hide their encoding garble names like Børn: then the file's own name decides,
-    if unique.
+    Some zip files do not record their encoding, so that names such as Børn are garbled. Then the
+    name of the file alone decides, if it is unique.
     """
     by_name = defaultdict(list)
     for path in files_below(stage):
         by_name[path.name].append(path)
     files = {}
-    for image, inside in data.read_metadata(folder / data.METADATA, ("image", "_image")):
-        inside = data.normalize_path(inside)
-        found = by_name[inside.rpartition("/")[2]]
-        if len(found) > 1:
-            found = [path for path in found if path.as_posix().endswith(f"/{inside}")]
-        if len(found) == 1:
-            files[f"images/{data.normalize_path(image)}"] = found[0]
+    for image, source in data.read_metadata(folder / data.METADATA, ("image", "_image")):
+        source = data.normalize_path(source)
+        candidates = by_name[source.rpartition("/")[2]]
+        if len(candidates) > 1:
+            candidates = [path for path in candidates if path.as_posix().endswith(f"/{source}")]
+        if len(candidates) == 1:
+            files[f"images/{data.normalize_path(image)}"] = candidates[0]
     return files
 
 
-PICTURES = {"utzappos": find_utzappos, "mitstates": find_mitstates, "cgqa": find_layout}
+FIND_IMAGES = {"utzappos": find_utzappos, "mitstates": find_mitstates, "cgqa": find_layout}
 
 
 @shell.command
 def main(argv=None):
-    """Fetch a dataset, word vectors, or both."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the command `python -m lab.download`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.download",
+        description="Download a dataset, word vectors, or both. An interrupted download goes on "
+                    "where it ended. Files that exist already stay as they are.",
+        epilog="example: python -m lab.download utzappos --data-root data --vectors glove")
     parser.add_argument("name", nargs="?", metavar="NAME",
-                        help=f"{', '.join(data.DOWNLOADED)}; of any other, which is there already, "
-                             "only --vectors are fetched")
+                        help=f"the dataset: {', '.join(data.DOWNLOADED)}; with any other name, "
+                             "only --vectors are downloaded")
     parser.add_argument("--data-root", default="data", metavar="DIR",
-                        help="where datasets and word vectors go (default: data)")
+                        help="folder for datasets and word vectors (default: data)")
     parser.add_argument("--vectors", nargs="+", default=[], choices=list(FILES), metavar="NAME",
-                        help="also these word vectors: word2vec (1.5 GB), fasttext (4.2 GB), "
-                             "glove (0.8 GB)")
+                        help="word vectors: word2vec (1.5 GB), fasttext (4.2 GB), glove (0.8 GB)")
     options = parser.parse_args(argv)
-    fetched = download(options.name, options.data_root, options.vectors)
-    print(f"fetched {', '.join(fetched) or 'nothing'}; all of it is in {options.data_root}")
+    downloaded = download(options.name, options.data_root, options.vectors)
+    print(f"downloaded {', '.join(downloaded) or 'nothing'}; see {options.data_root}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""The built-in dataset: 64 x 64 pictures of toys, plants and vessels, in states that suit some.
+"""The built-in dataset: 64 x 64 pictures of toys, plants and vessels in states that suit some.
 
-    drawings.ensure("data/shapes")    # what `python compcos.py` does on its own
+    drawings.ensure("data/shapes")  # as `python compcos.py` does
 
-15 objects in three families and 15 states: four of each family (a vessel is full, a toy striped)
-and three colours that suit all. So 105 of the 225 compositions are feasible, which is known, and
-the others are never drawn. Pictures vary in place, size, turn, shade, background and noise; states
-of different families look alike (a hollow toy, an empty vessel), so that infeasible compositions
-distract. The folder has the layout of own data (images.csv, images/), with feasible_pairs.txt for
-the truth, features.npz (small pixels) and vectors.txt: family similarity as noisy as in word
-vectors, and nothing about which pairs are feasible.
+15 objects belong to three families. Of the 15 states, four suit each family only (a vessel can be
+full, a toy striped), and three colours suit all. So 105 of the 225 compositions are feasible, and
+the others are never drawn: unlike in photos, the truth is known. Pictures vary in position, size,
+rotation, shade, background and noise. Some states of different families look alike (a hollow toy,
+an empty vessel), so that infeasible compositions distract.
+
+The folder has the layout of users' own data (images.csv and images/). feasible_pairs.txt lists the
+feasible compositions, and features.npz contains small pictures as features. vectors.txt contains
+vectors in which names of one family are about as similar as in word vectors. They say nothing about
+which compositions are feasible.
 """
 
 import itertools
@@ -23,9 +26,10 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from lab import shell
 from lab.files import write_rows
 
-SIZE = 64    # pixels a side of the picture
-DRAWN = 128  # pixels a side of the canvas that is scaled down to it
-IMAGES = dict(train=40, seen=6, unseen=25)  # of a composition: in training; in each of val and test
+SIZE = 64     # width and height of a picture in pixels
+CANVAS = 128  # width and height of the canvas, which is scaled down to the picture
+# Images of a composition: in training, and in each of val and test where it is seen or unseen.
+IMAGES = dict(train=40, seen=6, unseen=25)
 OBJECTS = {"toy": ("cross", "disc", "square", "star", "triangle"),
            "plant": ("cactus", "flower", "leaf", "mushroom", "tree"),
            "vessel": ("bottle", "bowl", "cup", "goblet", "jar")}
@@ -33,39 +37,41 @@ STATES = {"toy": ("dotted", "halved", "hollow", "striped"),
           "plant": ("budding", "burnt", "frosted", "wilted"),
           "vessel": ("broken", "empty", "full", "tipped"),
           "any": ("blue", "green", "red")}
-FEATURE = "16 x 16 pixels, standardised"  # the simple feature that serves this dataset
+FEATURE = "16 x 16 pixels, standardised"  # what `feature` returns, in words
+# Colours of the states that are colours, and of objects in other states.
 COLOURS = {"blue": (40, 70, 220), "green": (30, 170, 60), "red": (215, 40, 40)}
-PLAIN = ((190, 150, 40), (150, 70, 170), (60, 170, 180), (150, 110, 80))  # of no colour state
-GRADIENT = Image.linear_gradient("L").resize((DRAWN, DRAWN))  # of the light in the background
+OTHER_COLOURS = ((190, 150, 40), (150, 70, 170), (60, 170, 180), (150, 110, 80))
+GRADIENT = Image.linear_gradient("L").resize((CANVAS, CANVAS))  # for the background
 VECTOR_SIZE = 100
-# Of the height of what is drawn, from the top, where the content of a vessel, frost or fire ends.
+# Where the content of a vessel, frost or burning begins or ends: a range of the object's height,
+# from the top.
 LEVELS = {"hollow": (.35, .5), "empty": (.35, .5), "full": (.35, .5),
           "frosted": (.4, .6), "burnt": (.4, .6)}
-LEAST_SHARE = 0.05  # of the squared length of a vector, the share that is its family's
+LEAST_SHARE = 0.05  # the family's share of the squared length of a vector
 MOST_SHARE = 0.5
 
 
 def ring(n, radius=1.0):
-    """A regular polygon as points (n, 2) in [-1, 1], the first one at the top."""
+    """Return the corners (n, 2) of a regular polygon around 0, the first one at the top."""
     angles = 2 * np.pi * np.arange(n) / n - np.pi / 2
     return radius * np.stack([np.cos(angles), np.sin(angles)], 1)
 
 
 def box(left, top, right, bottom):
-    """A rectangle as points (4, 2)."""
+    """Return the corners (4, 2) of a rectangle."""
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
 
 
 def outlines():
-    """The polygons of each object, x to the right and y down in [-1, 1]."""
-    lower_half = ring(32)[8:25]  # of a disc
+    """Return {object: its polygons}, with x to the right and y down, about within [-1, 1]."""
+    lower_half = ring(32)[8:25]  # of a disc, in polygon form
     petals = []
     for angle in np.arange(5) * 1.2566:
         centre = .42 * np.cos(angle), .42 * np.sin(angle) - .4
         petals.append(ring(12, .33) + centre)
     blade = np.array([[0, -1], [.6, -.3], [.45, .4], [0, .7], [-.45, .4], [-.6, -.3]])
     crown = np.array([[0, -1], [.8, .3], [-.8, .3]])
-    spikes = np.resize([[1], [.42]], (10, 1))  # every other point lies further in
+    spikes = np.resize([[1], [.42]], (10, 1))  # every other corner is closer to the centre
     chalice = np.array([[-.8, -1], [.8, -1], [.12, .2], [-.12, .2]])
     return {
         "cross": [box(-.3, -1, .3, 1), box(-1, -.3, 1, .3)],
@@ -92,16 +98,16 @@ OUTLINES = outlines()
 
 
 def silhouette(object_, state, random):
-    """The object as a mask ("L"), and its unit of length in pixels of the canvas."""
-    unit = random.uniform(.26, .38) * DRAWN
-    centre = DRAWN / 2 + random.uniform(-.1, .1, 2) * DRAWN
+    """Draw an object as a mask ("L"); return it and the object's scale in pixels of the canvas."""
+    unit = random.uniform(.26, .38) * CANVAS
+    centre = CANVAS / 2 + random.uniform(-.1, .1, 2) * CANVAS
     angle = random.uniform(-.2, .2)
     if state == "tipped":
         angle += random.choice([-1, 1]) * np.pi / 2
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    mask = Image.new("L", (DRAWN, DRAWN))
+    mask = Image.new("L", (CANVAS, CANVAS))
     for polygon in OUTLINES[object_]:
-        if state == "wilted":  # the higher, the more it hangs to one side
+        if state == "wilted":  # higher points hang further to one side
             x = polygon[:, 0] + .35 * (1 - polygon[:, 1]) ** 2 * .6
             y = .3 + .7 * polygon[:, 1]
             polygon = np.stack([x, y], 1)
@@ -111,35 +117,35 @@ def silhouette(object_, state, random):
 
 
 def pattern(state, mask, unit, random):
-    """Two masks ("L"): where the object has its colour, where it has the accent of its state."""
+    """Draw two masks ("L"): where the object has its colour, and where its state's accent."""
     accent = Image.new("L", mask.size)
     pencil = ImageDraw.Draw(accent)
     left, top, right, bottom = mask.getbbox()
     shift = random.uniform(0, .4) * unit  # where stripes and dots begin
     step = .42 * unit
     level = top
-    # Some states use no shift or no level. They are drawn all the same: without them the numbers
-    # that follow, and so all pictures, would be others.
+    # Some states do not use the shift or the level. Both are drawn nevertheless: otherwise all
+    # later random numbers, and with them all pictures, would change.
     if state in LEVELS:
         level += (bottom - top) * random.uniform(*LEVELS[state])
-    below = [0, level, DRAWN, DRAWN]
-    areas = {"full": below, "burnt": below, "frosted": [0, 0, DRAWN, level],
-             "halved": [0, 0, (left + right) / 2, DRAWN]}
+    below = [0, level, CANVAS, CANVAS]
+    areas = {"full": below, "burnt": below, "frosted": [0, 0, CANVAS, level],
+             "halved": [0, 0, (left + right) / 2, CANVAS]}
 
     body = mask
     if state in areas:
         pencil.rectangle(areas[state], fill=255)
-    if state in ("hollow", "empty", "full"):  # only what lies near the edge
+    if state in ("hollow", "empty", "full"):  # keep the part near the edge only
         blurred = mask.filter(ImageFilter.BoxBlur(2 + unit / 14))
         inside = blurred.point([0] * 250 + [255] * 6)
         body = ImageChops.subtract(mask, inside)
-    elif state == "striped":  # diagonals, half as wide as they are apart
-        for x in np.arange(-DRAWN + shift, DRAWN, step):
-            pencil.line([(x, 0), (x + DRAWN, DRAWN)], fill=255, width=int(step / 2))
-    elif state in ("dotted", "budding"):  # a grid; of buds, half of it
+    elif state == "striped":  # diagonals, half as wide as the step between them
+        for x in np.arange(-CANVAS + shift, CANVAS, step):
+            pencil.line([(x, 0), (x + CANVAS, CANVAS)], fill=255, width=int(step / 2))
+    elif state in ("dotted", "budding"):  # a grid of dots; buds fill half of it
         radius = step / 4
-        for y in np.arange(shift, DRAWN, step):
-            for x in np.arange(shift, DRAWN, step):
+        for y in np.arange(shift, CANVAS, step):
+            for x in np.arange(shift, CANVAS, step):
                 if state == "dotted" or random.random() < .5:
                     pencil.ellipse([x - radius, y - radius, x + radius, y + radius], fill=255)
     elif state == "broken":  # a zigzag across the middle
@@ -150,16 +156,25 @@ def pattern(state, mask, unit, random):
 
 
 def draw(state, object_, random):
-    """One picture (RGB, 64 x 64) of an object in a state; `random` a NumPy generator."""
+    """Draw one picture of an object in a state.
+
+    Args:
+        state (str): One of the names in STATES.
+        object_ (str): One of the names in OBJECTS.
+        random (np.random.Generator): The source of all variation.
+
+    Returns:
+        PIL.Image.Image: An RGB image of 64 x 64 pixels.
+    """
     mask, unit = silhouette(object_, state, random)
     body, accent = pattern(state, mask, unit, random)
     shade = random.uniform(.75, 1.15)
-    colour = np.array(COLOURS[state]) if state in COLOURS else random.choice(PLAIN)
+    colour = np.array(COLOURS[state]) if state in COLOURS else random.choice(OTHER_COLOURS)
     colour = colour * shade + random.normal(0, 12, 3)
     light = random.uniform(170, 235) + random.normal(0, 10, 3)
     accents = {"burnt": (35, 25, 20), "frosted": (245, 250, 255), "budding": (240, 130, 180),
                "full": np.array([120, 160, 210]) * shade,
-               "broken": light}  # through a crack shows the background
+               "broken": light}  # the background shows through a crack
 
     picture = Image.new("RGB", mask.size, _rgb(light))
     dark = Image.new("RGB", mask.size, _rgb(light * .75))
@@ -167,46 +182,55 @@ def draw(state, object_, random):
     picture.paste(_rgb(colour), mask=body)
     picture.paste(_rgb(accents.get(state, colour * .35)), mask=accent)
     noise = 8 * random.standard_normal((SIZE, SIZE, 3), np.float32)
-    noisy = np.array(picture.reduce(DRAWN // SIZE), np.float32) + noise
+    noisy = np.array(picture.reduce(CANVAS // SIZE), np.float32) + noise
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 
 def _rgb(colour):
-    """Three numbers as a colour of Pillow's."""
+    """Return three numbers as a colour for Pillow."""
     return tuple(np.clip(colour, 0, 255).astype(int).tolist())
 
 
 def feature(picture):
-    """(768,) float32: 16 x 16 pixels of the picture, brought to mean 0 and deviation 1."""
+    """Return a picture's small pixels as a feature vector.
+
+    Args:
+        picture (PIL.Image.Image): An RGB image of any size.
+
+    Returns:
+        np.ndarray: (768,), float32. 16 x 16 pixels of three colours, shifted to mean 0 and divided
+            by their standard deviation, or by 1 where that is less than 1.
+    """
     small = np.array(picture.resize((16, 16), Image.Resampling.BOX), np.float32).ravel()
     return (small - small.mean()) / max(small.std(), 1)
 
 
 def compositions(random):
-    """{(state, object): "train", "val" or "test"} of the 105 feasible ones.
+    """Split the 105 feasible compositions: {(state, object): "train", "val" or "test"}.
 
-    A fifth is unseen in val and a fifth in test; every state and object has two others in training.
+    A fifth each goes to val and test as unseen compositions. Every state and object keeps at least
+    two compositions in training.
     """
     feasible = []
     for family, objects in OBJECTS.items():
         feasible += itertools.product(STATES[family] + STATES["any"], objects)
     feasible.sort()
     fifth = len(feasible) // 5
-    wanted = ["val"] * fifth + ["test"] * fifth
+    to_assign = ["val"] * fifth + ["test"] * fifth
     split = dict.fromkeys(feasible, "train")
-    in_training = Counter(itertools.chain(*feasible))  # compositions of a state or object
-    for place in random.permutation(len(feasible)):
-        pair = feasible[place]
-        if wanted and min(in_training[name] for name in pair) > 2:
-            split[pair] = wanted.pop()
+    in_training = Counter(itertools.chain(*feasible))  # compositions of each
+    for index in random.permutation(len(feasible)):
+        pair = feasible[index]
+        if to_assign and min(in_training[name] for name in pair) > 2:
+            split[pair] = to_assign.pop()
             in_training.subtract(pair)
     return split
 
 
 def vectors(random):
-    """{name: (100,)}: noise of its own and a share of its family's direction.
+    """Draw {name: vector (100,)}, each a mix of a direction of the name's family and of noise.
 
-    Families of states and of objects are unrelated.
+    The families of states are unrelated to those of objects.
     """
     table = {}
     for names in (*STATES.values(), *OBJECTS.values()):
@@ -220,9 +244,15 @@ def vectors(random):
 
 
 def ensure(folder):
-    """Draw the dataset into a folder, unless that is there; it appears only once it is whole.
+    """Draw the dataset into a folder, unless the folder exists.
 
-    Of two processes that do so at once one wins, and both go on.
+    The folder appears only when it is complete. Several processes may call this at the same time.
+
+    Args:
+        folder (str or Path): The folder of the dataset, such as "data/shapes".
+
+    Raises:
+        OSError: The folder cannot be written.
     """
     folder = Path(folder)
     if folder.exists():
@@ -240,7 +270,7 @@ def ensure(folder):
 
 
 def fill(folder):
-    """Draw the dataset into an empty folder that has an `images/`."""
+    """Draw the dataset into a folder that contains nothing but an empty `images/`."""
     random = np.random.default_rng(0)
     split = compositions(random)
     jobs = []

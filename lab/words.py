@@ -1,14 +1,19 @@
-"""Word vectors for the names of states and objects, from the files people have.
+"""Word vectors for the names of states and objects, from the files that people have.
 
-It reads only the rows needed, in one pass. Legend: N names, D numbers a vector.
+    from lab.words import word_vectors
+    vectors = word_vectors(["old", "fire_hydrant"], "glove", root="data")  # (2, 300)
 
-How a name becomes words: what the tables below hold for it (any case) replaces it, as in published
-work. Then, of these readings, the first whose words all have vectors counts, and their mean is the
-name's: the whole ("fire_hydrant"); parts at `_`, `.` and spaces; parts at all but letters and
-digits; the same without *a, and, of, to* (published word2vec lacks them). A word is looked up as
-written, in lower case, then capitalised; in text files lower case comes first, as the published
-ones have no other. fastText's `.bin` makes vectors for unknown words from their n-grams: there only
-lower case and the first two readings.
+One pass over a file reads only the rows that the names need. Letters in comments and docstrings:
+N names, D numbers in a vector.
+
+A name becomes words in two steps. First, the tables below replace some names (in any case), as in
+published work. Then the name is split in four ways: not at all ("fire_hydrant"); at `_`, `.` and
+spaces; at everything but letters and digits; the same without *a, and, of, to*, which the published
+word2vec lacks. The first split whose words all have vectors counts, and the mean of these vectors
+is the vector of the name. A word is looked up as written, in lower case, then capitalised. Text
+files are searched in lower case first, because the published ones contain nothing else. A `.bin` of
+fastText builds vectors for unknown words from their n-grams, so that only lower case and the first
+two splits are used with it.
 """
 
 import codecs
@@ -20,16 +25,17 @@ from pathlib import Path
 
 import numpy as np
 
+from lab import shell
 from lab.files import reading
 
 
-FILES = {  # under the data root
+FILES = {  # below the data root
     "word2vec": "w2v/GoogleNews-vectors-negative300.bin",
     "fasttext": "fast/cc.en.300.bin",
     "glove": "glove/glove.6B.300d.txt",
 }
 
-# The published tables: names of UT-Zappos and C-GQA that are no words, here in lower case.
+# The published tables, in lower case: names of UT-Zappos and C-GQA that are not words.
 EXCEPTIONS = {
     "faux.fur": "fake_fur",
     "faux.leather": "fake_leather",
@@ -51,9 +57,9 @@ EXCEPTIONS = {
     "black_and_white": "black_white",
     "eiffel_tower": "tower",
 }
-EXCEPTIONS_OF = {  # what differs by format
+FORMAT_EXCEPTIONS = {  # these come before EXCEPTIONS in files of one format
     "glove": {"nubuck": "grainy_leather"},
-    "fasttext": {  # with a space: one string for the n-grams, and no mean
+    "fasttext": {  # with a space: n-grams of the whole phrase instead of a mean over words
         "faux.fur": "fake fur",
         "faux.leather": "fake leather",
         "full.grain.leather": "thick leather",
@@ -69,78 +75,90 @@ EXCEPTIONS_OF = {  # what differs by format
         "traffic_light": "traficlight",
     },
 }
-SMALL_WORDS = ("a", "and", "of", "to")  # published word2vec has no vectors for these
-KINDS = ("give text of GloVe or fastText in UTF-8, .bin of word2vec, .bin of fastText, or .npz of "
-         "`names` (N,) and `vectors` (N, D), whole; each may be .gz")
-CHUNK = 1 << 20  # bytes read at a time: more leave the processor's cache and took twice as long
-HEAD = 1 << 20  # bytes that decide on the format
+STOP_WORDS = ("a", "and", "of", "to")  # the published word2vec has no vectors for these
+FORMATS = ("expected word vectors as text of GloVe or fastText in UTF-8, .bin of word2vec, .bin of "
+           "fastText, or .npz of `names` (N,) and `vectors` (N, D), complete; each may be .gz")
+CHUNK_SIZE = 1 << 20  # bytes in a read; larger chunks leave the processor's cache and take twice
+                      # as long
+HEAD_SIZE = 1 << 20   # bytes that decide on the format
 
 
 def word_vectors(names, *sources, missing="error", root="data"):
-    """One vector a name: (N, sum of D) float32, the sources side by side in the order given.
+    """Return one vector for each name, with the vectors of several sources side by side.
 
-    A source is "word2vec", "fasttext" or "glove" (files under `root`, see FILES, or the same with
-    .gz), "random" (standard normal, D 300, seeded by the name), or a file:
-    text of GloVe or fastText (blanks or tabs between the numbers, with or without a first line of
-    counts), .bin of word2vec or fastText, or .npz with `names` and `vectors`, any of these as .gz.
-    The content decides on the format. Of a repeated word, the first counts.
-    `missing`: "error" lists every name without a vector; "random" (seeded, as long as the source's
-    on average) or "mean" (of those found) stands in for each missing word, with one warning.
-    Raises ValueError for missing words or a file that cannot be read, FileNotFoundError that names
-    the files expected, before any is read.
+    The content of a file decides on its format: text of GloVe or fastText (blanks or tabs between
+    the numbers, with or without a first line of counts), .bin of word2vec or fastText, or .npz of
+    `names` (N,) and `vectors` (N, D), each also as .gz. If a file repeats a word, the first entry
+    counts.
+
+    Args:
+        names (sequence of str): N names of states or objects, such as "old" or "Faux.Fur".
+        *sources (str or Path): Each is "word2vec", "fasttext" or "glove" (the files FILES below
+            `root`, which may be .gz), "random" (300 numbers from a standard normal distribution,
+            seeded by the name), or the path of a file.
+        missing (str): What happens with words that a file lacks. "error" raises a ValueError;
+            "random" replaces each by a random vector, seeded by the word, of the average length;
+            "mean" replaces each by the mean of the vectors found. A warning lists the replaced
+            words.
+        root (str or Path): The folder of the published files.
+
+    Returns:
+        np.ndarray: (N, D), float32. With several sources, D is the sum of theirs.
+
+    Raises:
+        FileNotFoundError: Files do not exist. All of them are listed, before any file is read.
+        ValueError: A file cannot be read, or words are missing (all names are listed).
 
     >>> word_vectors(["old", "new"], "random").shape
     (2, 300)
     """
     if missing not in ("error", "random", "mean"):
-        raise ValueError(f'missing={missing!r}: expected "error", "random" or "mean"')
+        raise ValueError(f'missing must be "error", "random" or "mean", got {missing!r}')
     names = [str(name) for name in names]
     blocks = []
-    complaints = []
-    for source, file in zip(sources, _find(sources, root)):
-        if file is None:
-            blocks.append(np.stack([_random(name, 300) for name in names]))
+    problems = []
+    for source, path in zip(sources, _locate(sources, root)):
+        if path is None:
+            blocks.append(np.stack([_random_vector(name, 300) for name in names]))
             continue
-        vectors, absent = _look_up(names, file, missing)
+        vectors, incomplete = _look_up(names, path, missing)
         blocks.append(vectors)
-        if absent:
-            listed = ", ".join(f"{name} ({' '.join(words)})" for name, words in absent.items())
-            complaints.append(f"{source} has no vectors for {len(absent)} of {len(set(names))} "
-                              f"names: {listed}")
-    if complaints:
-        complaint = "; ".join(complaints)
+        if incomplete:
+            problems.append(f"{source} has no vectors for {len(incomplete)} of {len(set(names))} "
+                            f"names: {', '.join(incomplete.values())}")
+    if problems:
+        problem = "; ".join(problems)
         if missing == "error":
-            raise ValueError(f"{complaint}: choose other vectors, or go on with --missing random "
-                             "or --missing mean")
-        warnings.warn(f"{complaint}: {missing} vectors stand in for the words in brackets",
-                      stacklevel=2)
+            raise ValueError(f"{problem}: use other vectors, or pass --missing random or --missing "
+                             "mean")
+        warnings.warn(f"{problem}: {missing} vectors replace the words in brackets", stacklevel=2)
     return np.concatenate(blocks, axis=1)
 
 
-def _find(sources, root):
-    """The file of each source, None of "random". FileNotFoundError names all that are not there."""
-    files = []
-    lacking = []
+def _locate(sources, root):
+    """Return the path of each source's file, None for "random"; raise an error if any is absent."""
+    paths = []
+    absent = []
     for source in sources:
         path = Path(source)
         if source in FILES:
             path = Path(root, FILES[source])
-        there = [file for file in (path, Path(f"{path}.gz")) if file.is_file()]
+        existing = [file for file in (path, Path(f"{path}.gz")) if file.is_file()]
         if source == "random":
-            files.append(None)
-        elif there:
-            files.append(there[0])
+            paths.append(None)
+        elif existing:
+            paths.append(existing[0])
         else:
-            lacking.append(f"{path} (nor {path.name}.gz)")
-    if lacking:
-        raise FileNotFoundError(f"no word vectors at {', '.join(lacking)}: expected a file of "
-                                f"vectors; {', '.join(FILES)}, which `python download.py --vectors "
-                                "NAME` fetches to where --data-root looks; or random, without any")
-    return files
+            absent.append(f"{path} (or {path.name}.gz)")
+    if absent:
+        raise FileNotFoundError(f"no word vectors at {', '.join(absent)}: give a file of vectors, "
+                                f"random, or one of {', '.join(FILES)} after `python -m "
+                                f"lab.download --vectors NAME --data-root {root}`")
+    return paths
 
 
-def _random(name, dim):
-    """Standard normal (dim,) float32, the same for the same name on every machine."""
+def _random_vector(name, dim):
+    """Draw a standard normal vector (dim,), the same for the same name on every machine."""
     return np.random.default_rng(list(name.encode())).standard_normal(dim, dtype=np.float32)
 
 
@@ -148,43 +166,44 @@ def _random(name, dim):
 
 
 def _look_up(names, path, missing):
-    """Vectors (N, D) from one file, and {name: its missing words}."""
-    kind, found, dim = _read(names, path)
-    known = np.array(list(found.values())).astype(np.float32).reshape(-1, dim)
-    found = dict(zip(found, known))
+    """Return vectors (N, D) from one file, and {name: "name (missing words)"} where any lack."""
+    kind, vector_of, dim = _read(names, path)
+    known = np.array(list(vector_of.values()), np.float32).reshape(-1, dim)
+    vector_of = dict(zip(vector_of, known))
     if not np.isfinite(known).all():
-        raise ValueError(f"{path} has vectors with NaN or with numbers beyond float32 (3.4e38)")
+        raise ValueError(f"{path} contains NaN or numbers beyond float32 (3.4e38): use other "
+                         "vectors")
     if not len(known) and missing != "error":
-        raise ValueError(f"{path} has no word of these names: nothing to take {missing} vectors "
-                         "from")
+        raise ValueError(f"{path} contains no word of these names, so that {missing} vectors "
+                         "cannot be made: use other vectors")
 
     vectors = np.zeros((len(names), dim), np.float32)
-    absent = {}
+    incomplete = {}
     for row, name in zip(vectors, names):
-        words, hits = _first_complete(_readings(name, kind), found, kind)
-        lacking = [word for word, hit in zip(words, hits) if hit is None]
+        words, word_rows = _first_complete(_splits(name, kind), vector_of, kind)
+        lacking = [word for word, vector in zip(words, word_rows) if vector is None]
         if lacking:
-            absent[name] = lacking
+            incomplete[name] = f"{name} ({' '.join(lacking)})"
             if missing == "error":
                 continue
         for place, word in enumerate(words):
-            if hits[place] is None:
-                hits[place] = _stand_in(word, known, missing)
-        row[:] = np.mean(hits, axis=0)
-    return vectors, absent
+            if word_rows[place] is None:
+                word_rows[place] = _substitute(word, known, missing)
+        row[:] = np.mean(word_rows, axis=0)
+    return vectors, incomplete
 
 
-def _stand_in(word, known, missing):
-    """A vector (D,) for a missing word: the mean of `known` (K, D), or a random one as long."""
+def _substitute(word, known, missing):
+    """Return the mean (D,) of the known vectors (K, D), or a random one of their average length."""
     if missing == "mean":
         return known.mean(axis=0)
     dim = known.shape[1]
-    return _random(word, dim) * np.linalg.norm(known, axis=1).mean() / dim**0.5
+    return _random_vector(word, dim) * np.linalg.norm(known, axis=1).mean() / dim**0.5
 
 
-def _readings(name, kind):
-    """The lists of words that may stand for a name, best first (see the head of this file)."""
-    exceptions = EXCEPTIONS | EXCEPTIONS_OF.get(kind, {})
+def _splits(name, kind):
+    """Return the lists of words that a name may be split into, best first (see the module)."""
+    exceptions = EXCEPTIONS | FORMAT_EXCEPTIONS.get(kind, {})
     phrase = exceptions.get(name.lower(), name)
     if kind == "fasttext" and phrase != name:
         return [phrase.split("_")]
@@ -195,99 +214,99 @@ def _readings(name, kind):
         return [[phrase], parts]
 
     words = [word for word in re.split(r"[\W_]+", phrase) if word] or [name]
-    bare = [word for word in words if word.lower() not in SMALL_WORDS] or words
-    readings = [[phrase], parts, words, bare]
+    content_words = [word for word in words if word.lower() not in STOP_WORDS] or words
+    splits = [[phrase], parts, words, content_words]
     if kind == "npz":
-        return [[name], *readings]
-    return readings
+        return [[name], *splits]
+    return splits
 
 
 def _spellings(word, kind):
-    """How a word may be written in a file of this kind, best first."""
+    """Return the spellings that a word may have in a file of this kind, best first."""
     if kind == "fasttext":
         return [word.lower()]
     if kind in ("word2vec", "npz"):
-        written = [word, word.lower()]
+        spellings = [word, word.lower()]
     else:
-        written = [word.lower(), word]
-    if "_" not in word:  # published work capitalises no phrases
-        written.append(word.title())
-    return written
+        spellings = [word.lower(), word]
+    if "_" not in word:  # published work does not capitalise phrases
+        spellings.append(word.title())
+    return spellings
 
 
-def _first_complete(readings, found, kind):
-    """The first reading with a vector for every word, else the last one.
+def _first_complete(splits, vector_of, kind):
+    """Return the first split whose words all have vectors, else the last; and their vectors.
 
-    -> its words and their vectors, None for a missing one.
+    The vector of a missing word is None.
     """
-    for words in readings:
-        hits = []
+    for words in splits:
+        vectors = []
         for word in words:
-            written = next((way for way in _spellings(word, kind) if way in found), None)
-            hits.append(found.get(written))
-        if all(hit is not None for hit in hits):
+            spelling = next((way for way in _spellings(word, kind) if way in vector_of), None)
+            vectors.append(vector_of.get(spelling))
+        if all(vector is not None for vector in vectors):
             break
-    return words, hits
+    return words, vectors
 
 
 # ---- files and their formats ----
 
 
 def _read(names, path):
-    """One file -> its kind, {word: vector (D,)} of all that the names may need, D.
+    """Return the kind of a file, {word: vector (D,)} for all words that the names may need, and D.
 
-    The kinds: "glove" (text without a line of counts), "text", "word2vec", "fasttext", "npz".
+    The kind is "glove" (text without a line of counts), "text", "word2vec", "fasttext" or "npz".
     """
-    with reading(path, KINDS), _opened(path) as file:
-        kind, count, dim, start = _recognise(file.read(HEAD))
+    with reading(path, FORMATS), _open(path) as file:
+        kind, count, dim, start = _recognise(file.read(HEAD_SIZE))
         file.seek(start)
-        wanted = set()
+        needed = set()
         for name in names:
-            for words in _readings(name, kind):
+            for words in _splits(name, kind):
                 for word in words:
-                    wanted.update(_spellings(word, kind))
+                    needed.update(_spellings(word, kind))
         if kind == "npz":
-            found, dim = _read_npz(file, wanted)
+            vector_of, dim = _read_npz(file, needed)
         elif kind == "fasttext":
-            found, dim = _read_fasttext(file, wanted)
+            vector_of, dim = _read_fasttext(file, needed)
         elif kind == "word2vec":
-            found = _read_word2vec(file, wanted, count, dim)
+            vector_of = _read_word2vec(file, needed, count, dim)
         else:
-            found = _read_text(file, wanted, dim)
-    return kind, found, dim
+            vector_of = _read_text(file, needed, dim)
+    return kind, vector_of, dim
 
 
-def _opened(path):
-    """A file, unpacked on the way if it is gzip."""
+def _open(path):
+    """Open a file, and decompress it while it is read if it is gzip."""
     with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_packed else open(path, "rb")
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_gzip else open(path, "rb")
 
 
 def _recognise(head):
-    """From a file's first bytes: its kind, how many words, D, and where the first word begins.
+    """Return from a file's first bytes its kind, number of words, D, and the offset of the words.
 
-    The number of words and D are None where the first bytes do not say them.
+    The number of words and D are None where the first bytes do not contain them.
     """
-    if head.startswith(FASTTEXT_BEGINS):
+    if head.startswith(FASTTEXT_MAGIC):
         return "fasttext", None, None, 0
     if head.startswith(b"PK"):
         return "npz", None, None, 0
     start = 3 if head.startswith(codecs.BOM_UTF8) else 0
-    lines = head[start:].split(b"\n")
-    counts = re.fullmatch(rb"(\d+)\s+([1-9]\d*)\s*", lines[0])
-    if counts:  # text and word2vec's binary vectors begin alike
+    line = head[start:].split(b"\n")[0]
+    counts = re.fullmatch(rb"(\d+)\s+([1-9]\d*)\s*", line)
+    if counts:  # text and the binary vectors of word2vec begin alike
         kind = "text" if _is_text(head) else "word2vec"
-        return kind, int(counts[1]), int(counts[2]), start + len(lines[0]) + 1
+        return kind, int(counts[1]), int(counts[2]), start + len(line) + 1
 
-    # Some entries have spaces in them, but never the first one.
-    if not re.fullmatch(rb".+\s[-+.\de]+\s*", lines[0]) or not _is_text(head):
+    # Some entries contain spaces, but never the first one.
+    if not re.fullmatch(rb".+\s[-+.\deE]+\s*", line) or not _is_text(head):
         raise ValueError(f"it begins with {head[:20]!r}")
-    return "glove", None, len(lines[0].split()) - 1, start
+    return "glove", None, len(line.split()) - 1, start
 
 
 def _is_text(head):
-    """Whether the first bytes of a file, which may end within a letter, are UTF-8."""
+    """Tell whether the first bytes of a file, which may end within a letter, are UTF-8."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
@@ -295,82 +314,83 @@ def _is_text(head):
     return b"\0" not in head
 
 
-def _read_text(file, wanted, dim):
-    """`word number number ...` a line, blanks or tabs between -> {word: vector (D,)}."""
-    keys = {word.encode(): word for word in wanted}
-    found = {}
+def _read_text(file, needed, dim):
+    """Read lines of `word number number ...` and return {word: vector (D,)}."""
+    words = {word.encode(): word for word in needed}
+    vector_of = {}
     for line in file:
         line = line.replace(b"\t", b" ")
         word = line[:line.find(b" ")]
-        if word not in keys or keys[word] in found:
+        if word not in words or words[word] in vector_of:
             continue
         entry, *numbers = line.rsplit(None, dim)
         if len(numbers) != dim:
             raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, the first word {dim}")
-        if entry == word:  # and no longer entry with spaces in it, as some GloVe files have
-            found[keys[word]] = np.array([float(number) for number in numbers])
-    return found
+        if entry == word:  # some GloVe files also have longer entries, with spaces in them
+            vector_of[words[word]] = np.array([float(number) for number in numbers])
+    return vector_of
 
 
-def _read_word2vec(file, wanted, count, dim):
-    """`word `, then D float32, with or without a newline -> {word: vector (D,)}."""
-    entries, _ = _scan(file, wanted, count, end=b" ", size=4 * dim)
+def _read_word2vec(file, needed, count, dim):
+    """Read entries of a word, a blank and D float32, and return {word: vector (D,)}."""
+    entries, _ = _scan(file, needed, count, end=b" ", size=4 * dim)
     return {word: np.frombuffer(data, "<f4") for word, (_, data) in entries.items()}
 
 
-def _scan(file, wanted, count, end, size):
-    """Go through `count` entries, each a word, the byte `end` and `size` bytes of data.
+def _scan(file, needed, count, end, size):
+    """Read `count` entries, each a word, the byte `end` and `size` bytes of data.
 
-    -> {word: (its number, its data)} of those wanted, the first of each; how many bytes all take.
+    Return {word: (number of the entry, data)} with the first entry of each needed word, and how
+    many bytes all entries take. A newline before a word is skipped.
     """
-    keys = {word.encode(): word for word in wanted}
+    words = {word.encode(): word for word in needed}
     entries = {}
     buffer = b""
     at = 0  # where the next entry begins in the buffer
     passed = 0  # bytes of the file before the buffer
     for number in range(count):
         stop = buffer.find(end, at)
-        while stop < 0 or stop + size >= len(buffer):  # the entry is not whole: read on
-            more = file.read(CHUNK)
-            if not more:
+        while stop < 0 or stop + size >= len(buffer):  # the entry is incomplete: read on
+            chunk = file.read(CHUNK_SIZE)
+            if not chunk:
                 raise EOFError(f"it ends after {number:,} of {count:,} words")
             passed += at
-            buffer = buffer[at:] + more
+            buffer = buffer[at:] + chunk
             at = 0
             stop = buffer.find(end)
         word = buffer[at:stop].lstrip(b"\n")
         at = stop + 1 + size
-        if word in keys:
-            entries.setdefault(keys[word], (number, buffer[stop + 1:at]))
+        if word in words:
+            entries.setdefault(words[word], (number, buffer[stop + 1:at]))
     return entries, passed + at
 
 
 # ---- fastText's own format ----
 
-FASTTEXT_BEGINS = struct.pack("<i", 793712314)
-HEADER = struct.Struct("<4x2i24x4i12x2i12xq")  # what is of no use here is passed over
+FASTTEXT_MAGIC = b"\xba\x16\x4f\x2f"
+FASTTEXT_HEADER = struct.Struct("<4x2i24x4i12x2i12xq")  # without the fields that are not used here
 
 
-def _read_fasttext(file, wanted):
-    """A fastText model, versions 11 and 12: header, dictionary, then the matrix's rows needed.
+def _read_fasttext(file, needed):
+    """Read a fastText model (versions 11 and 12) and return {word: vector (D,)} and D.
 
-    A word's vector is the mean of its own row (if the dictionary has it) and those of its n-grams.
-    -> {word: vector (D,)}, D.
+    The file consists of a header, a dictionary and a matrix. The vector of a word is the mean of
+    the matrix's rows for its n-grams and, if the dictionary contains the word, its own row.
     """
-    # n-grams of `shortest` to `longest` letters share `buckets` rows, by their hash. Of the
-    # dictionary's entries the first ones are words, then come labels. `pruned` is, of a model that
-    # was cut down, how many n-grams it kept, else -1.
+    # The n-grams of `shortest` to `longest` letters share `buckets` rows, by their hashes. The
+    # dictionary lists words first, then labels. `pruned` is the number of n-grams that were kept
+    # when a model was reduced, and -1 for a full model.
     (version, dim, model, buckets, shortest, longest,
-     entry_count, word_count, pruned) = HEADER.unpack(_take(file, HEADER.size))
+     entry_count, word_count, pruned) = FASTTEXT_HEADER.unpack(_take(file, FASTTEXT_HEADER.size))
     if version not in (11, 12) or model == 3:
         raise ValueError(f"version {version} of fastText's format, model {model}: expected version "
                          "11 or 12, and no classifier (3)")
 
     # The dictionary: each word, a zero byte, its count (int64) and its type (int8).
-    entries, length = _scan(file, wanted, entry_count, end=b"\0", size=9)
-    file.seek(HEADER.size + length)
+    entries, length = _scan(file, needed, entry_count, end=b"\0", size=9)
+    file.seek(FASTTEXT_HEADER.size + length)
     if pruned > 0 or _take(file, 1) != b"\0":
-        raise ValueError("the fastText model is quantised (.ftz): take the full .bin")
+        raise ValueError("the fastText model is quantised (.ftz): use the full .bin")
 
     # The matrix: a row for each word, then one for each bucket of n-grams.
     height, width = struct.unpack("<2q", _take(file, 16))
@@ -378,30 +398,30 @@ def _read_fasttext(file, wanted):
         raise ValueError(f"its matrix is {height} x {width}")
     start = file.tell()
     rows_of = {}
-    for word in wanted:
+    for word in needed:
         rows = []
         number, _ = entries.get(word, (word_count, None))
-        if number < word_count:  # it is in the dictionary, and no label
+        if number < word_count:  # the dictionary contains it, as a word and not as a label
             rows.append(number)
-        # Phrases are not made up from n-grams, their parts are.
+        # A phrase gets no vector from n-grams: its parts do.
         if rows or not re.search(r"[_.]", word):
             for hashed in _ngram_hashes(f"<{word}>", shortest, longest):
                 rows.append(word_count + hashed % buckets)
         rows_of[word] = rows
     matrix = {}
-    for row in sorted(set().union(*rows_of.values())):  # ascending, for gzip cannot go back
+    for row in sorted(set().union(*rows_of.values())):  # ascending, since gzip cannot go back
         file.seek(start + row * 4 * width)
         matrix[row] = np.frombuffer(_take(file, 4 * width), "<f4")
 
-    found = {}
+    vector_of = {}
     for word, rows in rows_of.items():
         if rows:
-            found[word] = np.mean([matrix[row] for row in rows], axis=0)
-    return found, dim
+            vector_of[word] = np.mean([matrix[row] for row in rows], axis=0)
+    return vector_of, dim
 
 
 def _take(file, size):
-    """Exactly `size` bytes."""
+    """Read exactly `size` bytes."""
     data = file.read(size)
     if len(data) < size:
         raise EOFError("it ends early")
@@ -409,17 +429,19 @@ def _take(file, size):
 
 
 def _ngram_hashes(word, shortest, longest):
-    """fastText's hashes of all n-grams of `shortest` to `longest` letters, but for bare < and >."""
+    """Yield fastText's hashes of all n-grams of `shortest` to `longest` letters.
+
+    The word stands between `<` and `>`; these two alone are no n-grams.
+    """
     last = len(word) - 1
     for begin in range(len(word)):
         for length in range(max(shortest, 1), min(longest, len(word) - begin) + 1):
-            if length == 1 and begin in (0, last):
-                continue
-            yield _fnv(word[begin:begin + length].encode())
+            if length > 1 or 0 < begin < last:
+                yield _fnv1a(word[begin:begin + length].encode())
 
 
-def _fnv(data):
-    """FNV-1a, but as fastText has it: bytes from 128 on are negative numbers of 32 bits."""
+def _fnv1a(data):
+    """Return the FNV-1a hash as fastText computes it: bytes from 128 on are negative int32."""
     value = 2166136261
     for byte in data:
         if byte >= 128:
@@ -428,17 +450,22 @@ def _fnv(data):
     return value
 
 
-# ---- NumPy's ----
+# ---- NumPy's format ----
 
 
-def _read_npz(file, wanted):
-    """The arrays `names` and `vectors` -> {word: vector (D,)}, D."""
+def _read_npz(file, needed):
+    """Read the arrays `names` (N,) and `vectors` (N, D) and return {word: vector (D,)} and D."""
     with np.load(file) as arrays:
-        words = arrays["names"].tolist()
+        if not {"names", "vectors"} <= set(arrays):
+            raise ValueError(f"{file.name} contains {shell.shorten(arrays)} instead of `names` and "
+                             "`vectors`: if these are files of vectors, unpack the archive and "
+                             "give one of them")
+        words = arrays["names"].astype(str)  # numbers, too, can be names
         vectors = arrays["vectors"]
-    _, dim = vectors.shape
-    found = {}
-    for word, vector in zip(words, vectors, strict=True):
-        if word in wanted:
-            found.setdefault(word, vector)
-    return found, dim
+    if vectors.ndim != 2 or vectors.shape[:1] != words.shape:
+        raise ValueError(f"`names` has the shape {words.shape}, `vectors` {vectors.shape}")
+    vector_of = {}
+    for word, vector in zip(words, vectors):
+        if word in needed:
+            vector_of.setdefault(word, vector)
+    return vector_of, vectors.shape[1]

@@ -1,5 +1,5 @@
-"""Tests of download.py against a server on this machine: what the true addresses give, in small,
-and what can fail."""
+"""Tests of lab/download.py against a server on this machine, which sends small archives like the
+published ones, and fails in the ways that servers do."""
 
 import contextlib
 import gzip
@@ -11,6 +11,7 @@ import time
 import types
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,17 +31,19 @@ LABELS = [
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves server.files[path], each answer with the next of server.faults; one that is cut or
-    stalls ends after 1,000,000 bytes. Logs the first byte asked for."""
+    """A handler that sends server.files[path], each time with the next of server.faults, and
+    appends the first byte asked for to server.asked.
+
+    A fault is an HTTP status, "cut" or "stall" (after 1,000,000 bytes), "no ranges", "no length".
+    """
 
     def do_GET(self):
-        """Answer."""
         body = self.server.files.get(self.path)
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])
         self.server.asked.append(start)
         fault = self.server.faults.pop(0) if self.server.faults else ""
-        if body is None:
-            self.send_error(404)
+        if body is None or fault.isdigit():
+            self.send_error(int(fault or 404))
             return
         if fault == "no ranges":
             start = 0
@@ -49,33 +52,33 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", len(body) - start)
         self.end_headers()
         end = start + 1_000_000 if fault in ("cut", "stall") else len(body)
-        with contextlib.suppress(OSError):  # who asked has left
+        with contextlib.suppress(OSError):  # the client has left
             self.wfile.write(body[start:end])
         time.sleep(fault == "stall")
 
     def log_message(self, *arguments):
-        """Quiet."""
+        pass
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """The server, with every address of the table turned to it, and a short patience."""
+    """Yield the server that all URLs lead to, with a short timeout and no pauses."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.files = {}
         server.asked = []
         server.faults = []
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         server.url = f"http://127.0.0.1:{server.server_port}"
-        for name, url in download.ADDRESSES.items():
-            turned = f"{server.url}/{url.rpartition('/')[2]}"
-            monkeypatch.setitem(download.ADDRESSES, name, turned)
+        for name, url in download.URLS.items():
+            monkeypatch.setitem(download.URLS, name, f"{server.url}/{Path(url).name}")
         monkeypatch.setattr(download, "TIMEOUT", 0.5)
+        monkeypatch.setattr(download, "PAUSES", (0, 0, 0, 0, None))
         yield server
         server.shutdown()
 
 
 def zipped(files):
-    """A zip file's bytes from name -> bytes."""
+    """Return the bytes of a zip file from {name: bytes}."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, content in files.items():
@@ -84,7 +87,7 @@ def zipped(files):
 
 
 def tarred(files, link=None):
-    """A tar.gz file's bytes from name -> bytes; link: where one in images/ leads."""
+    """Return the bytes of a tar.gz file from {name: bytes}, with a link in images/ if given."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name, content in files.items():
@@ -100,7 +103,7 @@ def tarred(files, link=None):
 
 
 def layout(old=False):
-    """Lists and metadata as the splits archive holds them below a dataset's folder."""
+    """Return the lists and metadata of a dataset as in the splits archive: {name: bytes}."""
     out = io.BytesIO()
     rows = [dict(zip(("image", "_image", "attr", "obj", "set"), row)) for row in LABELS]
     torch.save(rows, out, _use_new_zipfile_serialization=not old)
@@ -109,12 +112,12 @@ def layout(old=False):
 
 
 def below(folder, files):
-    """The same files below a folder."""
+    """Return the same files with a folder before their names."""
     return {f"{folder}/{name}": content for name, content in files.items()}
 
 
 def tree(folder):
-    """All files below a folder, hidden ones too: relative name -> bytes."""
+    """Return all files below a folder, also hidden ones: {relative name: bytes}."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -123,18 +126,18 @@ ZIP = zipped({f"{i}.bin": bytes(range(256)) * 4000 for i in range(3)})  # 3 MB
 CGQA = {**layout(), "images/1.jpg": b"1", "images/2.jpg": b"2"}
 
 
-# ---- what is published, in small -----------------------------------------------------------------
+# ---- small copies of the published archives ------------------------------------------------------
 
 
 def test_utzappos(server, tmp_path, capsys):
-    """Also with a file's name garbled, if it is the only one of this name, and other files."""
+    """The archive also has a file with a garbled path but a unique name, and further files."""
     wanted = {image: image.encode() for image, *_ in LABELS}
     photos = {f"x/{inside.replace('ø', '?')}": wanted[image] for image, inside, *_ in LABELS}
     server.files["/compositional_split_natural.tar.gz"] = tarred(
         {**below("states", layout()), **below("ut-zap50k", layout(old=True))})
     server.files["/ut-zap50k-images.zip"] = zipped({**photos, "x/Shoes/99.jpg": b""})
     download.main(["utzappos", "--data-root", str(tmp_path)])
-    assert capsys.readouterr().out.startswith("fetched splits, utzappos; all of it is in ")
+    assert capsys.readouterr().out == f"downloaded splits, utzappos; see {tmp_path}\n"
     assert tree(tmp_path) == below("ut-zap50k", layout(old=True) | below("images", wanted))
     assert len(data.load("utzappos", tmp_path).every_image) == 4
 
@@ -169,11 +172,12 @@ def test_vectors(server, tmp_path):
 # ---- connections ---------------------------------------------------------------------------------
 
 
-def test_cut_connections_are_resumed_unless_the_file_has_changed(server, tmp_path):
+def test_the_next_run_resumes_unless_the_file_has_changed(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PAUSES", (None,))  # one try
     for served, start in ((ZIP, 1_000_000), (ZIP + b"longer", 0)):
         server.files["/a.zip"] = ZIP
         server.faults = ["", "cut"]  # of two requests, one of which is for the headers alone
-        with pytest.raises(OSError, match="ended after 1,000,000 of 3,072,.* run it again to go"):
+        with pytest.raises(OSError, match="ended after 1,000,000 of 3,072,.* run this again to"):
             download.fetch(f"{server.url}/a.zip", tmp_path / "a.zip")
         server.files["/a.zip"] = served
         server.asked.clear()
@@ -183,30 +187,40 @@ def test_cut_connections_are_resumed_unless_the_file_has_changed(server, tmp_pat
         (tmp_path / "a.zip").unlink()
 
 
-@pytest.mark.parametrize("faults", [
-    ["cut"] * 4, ["", "cut", "no ranges", "no ranges"], ["no length"] * 2, ["", "stall"]])
-def test_bad_servers_are_asked_again(server, tmp_path, faults):
+@pytest.mark.parametrize("faults, retries, last_start", [
+    (["cut"] * 4, 2, 2_000_000),
+    (["", "stall"], 1, 1_000_000),
+    (["", "cut", "no ranges", "no ranges"], 1, 1_000_000),
+    (["no length"] * 2, 0, 0),
+    (["503", "429", "", "500"], 3, 0),
+    (["502"] * 4, 4, 0),
+])
+def test_passing_faults_are_retried(server, tmp_path, capsys, faults, retries, last_start):
     server.files["/a.zip"] = ZIP
     server.faults = faults
-    for _ in range(4):  # once it is there, nothing is asked for
-        with contextlib.suppress(ConnectionError):
-            download.fetch(f"{server.url}/a.zip", tmp_path / "a.zip")
-    assert tree(tmp_path) == {"a.zip": ZIP} and not server.faults
+    download.fetch(f"{server.url}/a.zip", tmp_path / "a.zip")
+    assert tree(tmp_path) == {"a.zip": ZIP}
+    assert not server.faults and server.asked[-1] == last_start
+    assert capsys.readouterr().err.count("; trying again in 0 s\n") == retries
 
 
-@pytest.mark.parametrize("body, said", [
-    (None, "HTTP Error 404"),
-    (b"\n<!DOCTYPE html><title>Sign in</title>", "gave no archive (it begins b'"),
+@pytest.mark.parametrize("fault, body, requests, said", [
+    ("404", ZIP, 1, "HTTP Error 404"),
+    ("503", ZIP, 5, "HTTP Error 503"),
+    ("", b"\n<!DOCTYPE html>", 2, "sent no archive (it begins with b'"),
 ])
-def test_failures_name_the_address_and_its_place(server, tmp_path, capsys, body, said):
+def test_failures_name_the_url_and_its_file(
+        server, tmp_path, capsys, fault, body, requests, said):
     server.files["/glove.6B.zip"] = body
+    server.faults = [fault] * 9
     with pytest.raises(SystemExit):
         download.main(["--vectors", "glove", "--data-root", str(tmp_path)])
+    assert len(server.asked) == requests
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f"error: {server.url}/glove.6B.zip") and said in error
     assert f"as {tmp_path / 'glove/glove.6B.zip'}" in error
     assert not tree(tmp_path)
-    with pytest.raises(ValueError, match="only utzappos, mitstates, cgqa can be"):
+    with pytest.raises(ValueError, match="nothing to download: name one of utzappos"):
         download.download("shapes")
 
 
@@ -236,7 +250,7 @@ def test_damaged_and_other_archives_leave_nothing(tmp_path, make):
     whole = make({data.SPLIT + "/train_pairs.txt": noise, "images/1.jpg": noise})
     for body, said in ((whole[:-400], "cannot be used"),
                        (whole[:300] + bytes(200) + whole[500:], "cannot be used"),
-                       (make({"letters/1.txt": b"x"}), "is not the archive meant")):
+                       (make({"letters/1.txt": b"x"}), "is another archive than expected")):
         (tmp_path / "a.bin").write_bytes(body)
         with pytest.raises(ValueError, match=f"a.bin {said}"):
             download.unpack(tmp_path / "a.bin", tmp_path, download.find_layout)
@@ -244,9 +258,9 @@ def test_damaged_and_other_archives_leave_nothing(tmp_path, make):
 
 
 @pytest.mark.parametrize("moves", range(1, 7))
-def test_a_kill_between_the_moves_is_made_good_by_the_next_run(
+def test_the_next_run_completes_one_killed_between_the_moves(
         server, tmp_path, monkeypatch, moves):
-    """Killed after so many moves, the archive's first, with nothing cleared up."""
+    """The kill comes after some moves, of which the archive's is the first, and removes nothing."""
     server.files["/cgqa.zip"] = zipped({"notes.txt": b"x", **below("some/where", CGQA)})
     replace = download.os.replace
     moved = []
@@ -266,7 +280,7 @@ def test_a_kill_between_the_moves_is_made_good_by_the_next_run(
         assert tree(tmp_path) == below("cgqa", CGQA)
 
 
-def test_room_is_asked_for_first(server, tmp_path, monkeypatch):
+def test_disk_space_is_checked_first(server, tmp_path, monkeypatch):
     server.files["/cgqa.zip"] = zipped(CGQA)
     usage = types.SimpleNamespace(free=2 * len(server.files["/cgqa.zip"]) - 1)
     monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)

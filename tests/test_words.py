@@ -1,10 +1,11 @@
-"""Word vectors against what the fastText and gensim packages gave (tests/data/words_*), and files
-written here."""
+"""Tests of lab/words.py: vectors equal those of the fastText and gensim packages
+(tests/data/words_*), and those of files written here."""
 
 import gzip
 import io
 import json
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,13 @@ BOM = b"\xef\xbb\xbf"
 
 
 def expected(path):
-    """What the package that made a file says: {word: vector}."""
+    """Return the vectors that the package which made a file gave: {word: vector}."""
     with np.load(path.with_suffix(".npz")) as arrays:
         return dict(zip(arrays["names"].tolist(), arrays["vectors"]))
 
 
 def rows(dim=3):
-    """Made-up vectors that text of four decimals holds exactly enough."""
+    """Return random vectors of four decimals: {word: vector}."""
     drawn = np.random.default_rng(0).standard_normal((len(VOCABULARY), dim)).astype(np.float32)
     return dict(zip(VOCABULARY, drawn.round(4)))
 
@@ -50,7 +51,7 @@ def binary(vectors, newline=b""):
 
 
 def archive(**arrays):
-    """The bytes of an .npz."""
+    """Return the bytes of an .npz."""
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -90,6 +91,7 @@ def test_word2vec_equals_package():
 @pytest.mark.parametrize("content", [
     BOM + text(rows(), b"15 3", end=b" \r\n"),
     text(rows(), b"15 3").replace(b" 0.", b"\t0."),
+    text(rows()).replace(b"0.6404\n", b"6.404E-1\n"),
     text({"the": rows()["old"], "old shoe": rows()["new"], ". .": rows()["new"], **rows()}),
     text(rows()) + text({"old": rows()["new"]}),
     binary(rows()),
@@ -98,7 +100,7 @@ def test_word2vec_equals_package():
 ])
 @pytest.mark.parametrize("chunk", [64, 1 << 20])  # a small one: entries across chunks
 def test_formats_by_content(content, chunk, write, monkeypatch):
-    monkeypatch.setattr(words, "CHUNK", chunk)
+    monkeypatch.setattr(words, "CHUNK_SIZE", chunk)
     vectors = word_vectors(VOCABULARY, write(content, "any.name"))
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, list(rows().values()), atol=1e-6)
@@ -107,14 +109,14 @@ def test_formats_by_content(content, chunk, write, monkeypatch):
 def test_the_first_bytes_may_end_within_a_letter(write, monkeypatch):
     path = write(b"2 2\n\xc3\xa9t\xc3\xa9 0 1\nnew 1 0\n")
     for size in range(4, 12):
-        monkeypatch.setattr(words, "HEAD", size)
+        monkeypatch.setattr(words, "HEAD_SIZE", size)
         assert word_vectors(["new", "été"], path).tolist() == [[1, 0], [0, 1]]
 
 
 # ---- names ----
 
 
-@pytest.mark.parametrize("name, kind, readings", [
+@pytest.mark.parametrize("name, kind, splits", [
     ("Nubuck", "glove", [["grainy_leather"], ["grainy", "leather"]]),
     ("Faux.Fur", "npz", [["Faux.Fur"], ["fake_fur"], ["fake", "fur"]]),
     ("Off  White ", "fasttext", [["Off_White"], ["Off", "White"]]),
@@ -122,9 +124,9 @@ def test_the_first_bytes_may_end_within_a_letter(write, monkeypatch):
     ("Lip_and_Nail", "word2vec", [["Lip_and_Nail"], ["Lip", "and", "Nail"], ["Lip", "Nail"]]),
     ("--", "glove", [["--"]]),
 ])
-def test_readings(name, kind, readings):
-    found = words._readings(name, kind)
-    assert list(dict.fromkeys(map(tuple, found))) == list(map(tuple, readings))
+def test_splits(name, kind, splits):
+    given = words._splits(name, kind)
+    assert list(dict.fromkeys(map(tuple, given))) == list(map(tuple, splits))
 
 
 def test_spellings():
@@ -139,8 +141,8 @@ def test_spellings():
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
 def test_exceptions_are_the_published():
     published = json.loads((SHARED / "words/published_names.json").read_text())
-    tables = {"all": words.EXCEPTIONS, "glove only": words.EXCEPTIONS_OF["glove"],
-              "fasttext instead": words.EXCEPTIONS_OF["fasttext"]}
+    tables = {"all": words.EXCEPTIONS, "glove only": words.FORMAT_EXCEPTIONS["glove"],
+              "fasttext instead": words.FORMAT_EXCEPTIONS["fasttext"]}
     for title, table in tables.items():
         assert table == {name.lower(): words for name, words in published[title].items()}
 
@@ -162,19 +164,19 @@ def test_random_depends_on_the_name_alone():
 
 @pytest.mark.parametrize("name, place", words.FILES.items())
 def test_files_under_the_root(name, place, write, tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{place}.*{name}.* which .*download.py"):
+    with pytest.raises(FileNotFoundError, match=f"{place} .*{name}.*python -m lab.download --vec"):
         word_vectors(["old"], name, root=tmp_path)
     write(gzip.compress(text(rows())), f"{place}.gz")
     np.testing.assert_allclose(word_vectors(["old"], name, root=tmp_path), [rows()["old"]])
 
 
-def test_all_sources_that_are_lacking_are_said_at_once(write, tmp_path):
+def test_one_error_lists_all_absent_files(write, tmp_path):
     bad = write(b"")  # which is not read
-    with pytest.raises(FileNotFoundError, match="cc.en.* GoogleNews.* none.txt.* or random"):
+    with pytest.raises(FileNotFoundError, match="cc.en.* GoogleNews.* none.txt.* random"):
         word_vectors(["old"], "fasttext", "word2vec", bad, "random", "none.txt", root=tmp_path)
 
 
-def test_all_misses_in_one_error(write):
+def test_one_error_lists_all_missing_words(write):
     path = write(text(rows()))
     with pytest.raises(ValueError) as error:
         word_vectors(["old", "Boots.Mid-Calf", "wet dog", "wet dog", "new"], path, WORD2VEC)
@@ -182,22 +184,23 @@ def test_all_misses_in_one_error(write):
     assert f"{path} {listed}), wet dog (wet dog); {WORD2VEC} {listed} boots)" in str(error.value)
 
 
-def test_missing_words_stand_in(write):
+def test_missing_words_are_replaced(write):
     path = write(text(rows(dim=300)))
     known = rows(dim=300)
     found = np.array([known["boots"], known["new"]])
     names = ["midcalf", "Boots.Mid-Calf", "new"]
     with pytest.warns(UserWarning, match=r"midcalf \(midcalf\), .*\): mean vectors"):
         mean = word_vectors(names, path, missing="mean")
-    stand_in = found.mean(0)
-    of_both = (stand_in + known["boots"]) / 2
-    np.testing.assert_allclose(mean, [stand_in, of_both, known["new"]], atol=1e-6)
+    substitute = found.mean(0)
+    of_both = (substitute + known["boots"]) / 2
+    np.testing.assert_allclose(mean, [substitute, of_both, known["new"]], atol=1e-6)
     with pytest.warns(UserWarning, match="random vectors"):
         drawn = word_vectors(names[::-1], path, missing="random")[::-1]
     assert np.array_equal(drawn[2], known["new"])
     length = np.linalg.norm(found, axis=1).mean()
-    np.testing.assert_allclose(drawn[0], words._random("midcalf", 300) * length / 300**0.5, 1e-5)
-    with pytest.raises(ValueError, match="nothing to take mean vectors from"):
+    np.testing.assert_allclose(
+        drawn[0], words._random_vector("midcalf", 300) * length / 300**0.5, 1e-5)
+    with pytest.raises(ValueError, match="so that mean vectors cannot be made"):
         word_vectors(["midcalf"], path, missing="mean")
 
 
@@ -205,11 +208,11 @@ def test_missing_words_stand_in(write):
 
 
 def test_bad_arguments_and_numbers(write):
-    with pytest.raises(ValueError, match='expected "error"'):
+    with pytest.raises(ValueError, match='must be "error", .* got \'skip\''):
         word_vectors(["old"], "random", missing="skip")
-    with pytest.raises(FileNotFoundError, match="at gloove .*expected a file of vectors; word2vec"):
+    with pytest.raises(FileNotFoundError, match="at gloove .*give a file of vectors, random, or "):
         word_vectors(["old"], "gloove")
-    with pytest.raises(ValueError, match="vectors has vectors with NaN"):
+    with pytest.raises(ValueError, match="vectors contains NaN"):
         word_vectors(["new"], write(b"old 1 2\nnew 1 nan"))
 
 
@@ -217,18 +220,32 @@ def test_bad_arguments_and_numbers(write):
     b"<!DOCTYPE html>\n<html>\n",
     "old 0.1 0.2".encode("utf-16"),
     archive(names=["new"], vectors=np.ones((2, 2))),
+    archive(names=["new"], vectors=np.ones(1)),
     archive(names=["new"], vectors=np.ones((1, 2)))[:-60],
     b"old 0.1 0.2\nnew 0.1\n",
     gzip.compress(text(rows()))[:-9],
     binary(rows())[:-3],
-    words.FASTTEXT_BEGINS + bytes(100),
+    words.FASTTEXT_MAGIC + bytes(100),
 ])
-def test_bad_files_are_one_line_that_names_the_kinds(content, write):
+def test_bad_files_are_one_line_that_names_the_formats(content, write):
     path = write(content)
     with pytest.raises(ValueError) as error:
         word_vectors(["new"], path)
     message = str(error.value)
-    assert message.startswith(str(path)) and "\n" not in message and words.KINDS in message
+    assert message.startswith(str(path)) and "\n" not in message and words.FORMATS in message
+
+
+def test_vectors_still_in_a_zip_are_to_be_unpacked(tmp_path):
+    path = tmp_path / "glove.6B.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("glove.6B.50d.txt", b"old 1 2")
+    with pytest.raises(ValueError, match=f"^{path} contains glove.6B.50d.txt .* unpack the"):
+        word_vectors(["old"], path)
+
+
+def test_names_of_an_archive_may_be_numbers(write):
+    path = write(archive(names=[7, 10], vectors=np.eye(2)))
+    assert word_vectors(["10", "7"], path).tolist() == [[0, 1], [1, 0]]
 
 
 def test_fasttext_cut_short_or_quantised(write):
