@@ -1,67 +1,117 @@
-"""One experiment: train, choose τ and biases on validation, test in three candidate sets, write.
+"""Run an experiment: train, choose τ and biases on validation, test, and write the results.
 
-It has no command line: `python compcos.py` and `python baselines.py` run experiments.
+`python compcos.py` is its command. `run_seeds` runs any system; `python -m lab.baselines` uses it.
 
-Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s * O + o.
-Fractions in files, percent in print.
+Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s*O + o.
 """
 
-import itertools
+import argparse
 import math
-import platform
+import os
 import shlex
-from contextlib import nullcontext, suppress
+import subprocess
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import PIL
 import torch
 
-from lab import shell
-from lab.files import (check_writable, load_tensors, lock, read_json, read_rows, reading, write_json,
-                       write_rows, writing)
+import compcos
 import data
-from lab import drawings
-from lab import features as image_features
-from lab import words
-from evaluate import PROTOCOLS, accuracy_at, threshold_sweep
+from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, conformal_threshold, hard_mask, write_csv
-from train import (check_model, check_settings, chunks, fit, fit_temperature, index_pairs,
-                   selection, sweep)
+from lab import answers, drawings, shell, words
+from lab import features as image_features
+from lab.files import (check_writable, load_tensors, lock, read_json, reading, write_json,
+                       write_rows, writing)
+from lab.results import (LEGEND, RUNS, aggregate_seeds, answers_at, candidate_sets,
+                         check_candidates, check_joined, check_output_folder, check_record,
+                         deviation, expectation, finished_seeds, folder_of, last_folder,
+                         new_folder, recorded_settings, table, table_notes, versions,
+                         write_answers, write_scores)
 
-RUNS = Path("runs")  # where the results go without --out
-RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # where one is, a folder is taken
-FITTED = ("epochs", "batch_size", "lr", "weight_decay", "seed", "average", "patience",
-          "min_epoch_steps")  # the settings that `fit` takes, where a recipe has them
-FEW_COMPOSITIONS = 20    # below so many unseen compositions a figure rests on little
-CALIBRATION = 1 << 24    # scores of validation that a temperature is fitted to
+LOG = ("epoch", "loss", "validation", "seconds")  # columns of log.csv
+SAVE_SECONDS = 30       # minimum seconds between checkpoints
+CALIBRATION = 1 << 24   # scores that a temperature is fitted to
+WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
+RESAMPLES = 1000        # of an interval
+PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
+# The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
+VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
+OTHER_VECTORS = ["fasttext", "word2vec"]
 
 
-# ---- candidates ----
+# ---- the inputs ----
 
 
-def candidate_sets(seen, listed, feasibility, threshold, named=None):
-    """The compositions that may be answered, name -> (C,) bool: a further set is an entry here.
+class Inputs(NamedTuple):
+    """What all runs on a dataset need, read and checked once."""
 
-    closed: those `listed` (C,), training's and the phase's own; open: all; open_masked: seen (S, O)
-    or ρ >= τ (Eq. 6), of feasibility (S, O) and threshold τ. `named` (C,), of a prediction, is
-    never hidden by the mask.
+    dataset: data.Dataset
+    features: dict                # phase -> (N, F) float32
+    state_vectors: np.ndarray     # (S, V)
+    object_vectors: np.ndarray    # (O, V)
+    device: torch.device
+    record: dict                  # what these come from, as plain values, part of the results
+
+    def arrays(self):
+        """Return {phase: (features (N, F) on the device, targets (N,))}."""
+        return {phase: (torch.as_tensor(self.features[phase], device=self.device),
+                        self.dataset.targets[phase]) for phase in data.PHASES}
+
+
+def load_inputs(options, vectors):
+    """Return the Inputs that options name, with word vectors of these sources by default.
+
+    What can be wrong is checked before the long work.
     """
-    masked = hard_mask(feasibility, seen, threshold).ravel()
-    if named is not None:
-        masked = masked | named
-    return dict(closed=listed, open=np.ones(seen.size, bool), open_masked=masked)
+    return with_vectors(load_data(options), options, vectors)
 
 
-# Their names in order, as one composition tells them.
-CANDIDATE_SETS = tuple(candidate_sets(np.ones((1, 1), bool), np.ones(1, bool), np.ones((1, 1)), 0))
+def load_data(options):
+    """Return the Inputs that options name, without word vectors."""
+    fallback = RUNS  # for the features where the data are read-only
+    if options.out is not None:
+        fallback = options.out.parent
+        check_output_folder(options.out, options.seed, options.resume)
+    check_writable(options.out or RUNS)
+    if options.dataset == "shapes" and shell.rank() == 0:
+        drawings.ensure(Path(options.data_root, "shapes"))
+    shell.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
+    dataset = data.load(options.dataset, options.data_root)
+    device = compcos.pick_device(options.device)
+    weights = options.weights
+    if options.resume:
+        where = dict(dataset=dataset.name, model=options.model, world=options.world or "open")
+        for recorded in recorded_settings(options.out or last_folder(where)):
+            weights = weights or recorded["weights"]
+    dataset, features, backbone, weights = image_features.load_features(
+        dataset, file=options.features, weights=weights, device=device,
+        skip_broken=options.skip_broken, fallback=fallback)
+    for note in dataset.notes:
+        print(f"note: {note}")
+    record = dict(dataset=dataset.name, missing=options.missing, device=str(device),
+                  backbone=backbone, weights=weights)
+    return Inputs(dataset, features, None, None, device, record)
 
 
-def unseen_shown(target, seen):
-    """The unseen compositions that targets (N,) show, ascending indices."""
-    shown = np.unique(target)
-    return shown[~seen.ravel()[shown]]
+def with_vectors(inputs, options, vectors):
+    """Return the inputs with word vectors: of --vectors, else the dataset's own, else as given."""
+    dataset = inputs.dataset
+    own = dataset.folder / "vectors.txt"
+    if options.vectors:
+        vectors = options.vectors
+    elif own.exists():
+        vectors = [str(own)]
+    array = words.word_vectors([*dataset.states, *dataset.objects], *vectors,
+                               missing=options.missing, root=options.data_root)
+    states, objects = np.split(array, [len(dataset.states)])
+    record = inputs.record | dict(vectors=vectors,
+                                  data_crc32=data.checksum(dataset, array, inputs.features))
+    return inputs._replace(state_vectors=states, object_vectors=objects, record=record)
 
 
 # ---- the threshold of the hard mask ----
@@ -69,42 +119,54 @@ def unseen_shown(target, seen):
 
 @torch.no_grad()
 def best_threshold(model, features, target, seen, rho, *, mask="paper"):
-    """τ of the hard mask (Eq. 6): of 50 over the range of unseen ρ, by validation AUC (exact).
+    """Choose τ of the hard mask (Eq. 6) among 50 values by validation AUC (exact).
 
-    mask: "paper", by its rule, or "justified", in which τ is at most `conformal_threshold` and must
-    gain more than a mask is expected to lose; -1, which hides nothing, where there is no such τ.
-    Returns τ and the whole curve of `threshold_sweep`. Without images of both kinds nothing is
-    masked.
+    Args:
+        model, features (N, F), target (N,): of validation, on the model's device.
+        seen: (S, O) bool.
+        rho: feasibility (S, O).
+        mask: "paper" takes the best τ; "justified" only τ up to `conformal_threshold`, and only if
+            it gains more than a mask is expected to lose.
+
+    Returns:
+        τ, which is -1 where nothing is hidden; the curve of `evaluate.threshold_sweep`; and in
+        words what the mask hides, or why nothing.
     """
     thresholds = np.array([-1.0])
     if not seen.all():
         thresholds = np.linspace(rho[~seen].min(), rho[~seen].max(), 50)
-    scored = chunks(model.eval(), features, model.compositions())
-    blocks = ((scores.cpu().numpy(), target[part]) for part, scores in scored)
+    blocks = ((scores.cpu().numpy(), target[part])
+              for part, scores in compcos.score_blocks(model, features))
     curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
-        shown = unseen_shown(target, seen)
-        auc = auc[thresholds <= conformal_threshold(rho.ravel()[shown])]  # those up to it
+        unseen = compcos.shown_by(torch.as_tensor(target), seen.shape) & ~seen
+        count = unseen.sum()
+        auc = auc[thresholds <= conformal_threshold(rho[unseen])]
+        if not len(auc):
+            return -1.0, curve, (f"none, since validation shows {count} unseen compositions; at "
+                                 "least 19 are needed to tell what a mask hides")
         # auc[0] is that of the least threshold, which hides nothing, and the best one must be ahead
         # of it in new data. A τ that hides r of the n unseen compositions shown is expected to hide
         # (r + 1) / (n + 1) of the next ones (see conformal_threshold). So of what validation left
         # in sight, 1 - r / n, the share (1 - (r + 1) / (n + 1)) / (1 - r / n) = n / (n + 1) =
         # 1 - 1 / (n + 1) remains, whatever r is.
-        if not len(auc) or (1 - 1 / (len(shown) + 1)) * auc.max() <= auc[0]:
-            return -1.0, curve
-    return float(thresholds[np.argmax(auc)]), curve
+        if (1 - 1 / (count + 1)) * auc.max() <= auc[0]:
+            return -1.0, curve, "none, since no τ gains more on validation than it may cost"
+    chosen = int(np.argmax(auc))
+    threshold = float(thresholds[chosen])
+    left = int((seen | (rho >= threshold)).sum())
+    return threshold, curve, f"τ = {threshold:.3f} leaves {left:,} of {seen.size:,} compositions"
 
 
 # ---- probabilities ----
 
 
 def calibrate(model, features, target, seen, candidates, bias):
-    """The temperature T of each candidate set, name -> float: softmax((score + bias·[unseen]) / T)
-    over the candidates is then an answer's probability.
+    """Fit the temperature T of each candidate set on validation, {name: float}.
 
-    Validation images (N, F), their targets (N,); candidates: name -> (C,) bool; bias: name -> the
-    bias on the unseen. Images whose truth is no candidate do not count.
+    softmax((score + bias·[unseen]) / T) over the candidates is then the probability of an answer.
+    Images whose truth is no candidate do not count.
     """
     temperatures = {}
     for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
@@ -113,31 +175,35 @@ def calibrate(model, features, target, seen, candidates, bias):
     return temperatures
 
 
-def certainty(model, features, target, seen, candidates, bias, temperature):
-    """How far the probabilities of `calibrate` can be trusted: of each candidate set, name -> the
-    mean `probability` of the answers to these images and the share that is `right`.
+def calibration(model, features, target, seen, candidates, bias, temperature):
+    """Compare the probabilities of `calibrate` with how often the answers to test images are right.
 
-    Test images (N, F), their targets (N,); candidates, bias and temperature by name.
+    Returns:
+        {name: {confidence, accuracy, accuracy_low, accuracy_high, compositions}}.
     """
     found = {}
     for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
         probability, answer = (scores / temperature[name]).softmax(1).max(1)
-        right = (answer == place).float()
-        found[name] = dict(probability=float(probability.mean()), right=float(right.mean()))
+        right = (answer == place).cpu().numpy()
+        shown = target[scored_images(len(target), seen)]
+        found[name] = dict(confidence=float(probability.mean()), **accuracy_interval(right, shown))
     return found
+
+
+def scored_images(count, seen):
+    """Return indices of images, all where that is cheap, else every n-th."""
+    few = min(count, max(20, CALIBRATION // seen.size))
+    return np.linspace(0, count - 1, few).astype(int)
 
 
 @torch.no_grad()
 def ranked_scores(model, features, target, seen, candidates, bias):
-    """Yield of each candidate set its name, the scores (n, P) of its P candidates as they are
-    ranked, with the bias on the unseen, and the truth's place (n,) among them, -1 where it is none.
+    """Yield for each candidate set its name, ranked scores (n, P) and the truth's column (n,).
 
-    One number needs few images (N, F): of many every so-manyth is scored.
+    The scores include the bias on the unseen; the column is -1 where the truth is no candidate.
     """
-    count = min(len(features), max(20, CALIBRATION // seen.size))
-    chosen = np.linspace(0, len(features) - 1, count).astype(int)
-    model.eval()
-    blocks = chunks(model, features[torch.as_tensor(chosen)], model.compositions())
+    chosen = scored_images(len(features), seen)
+    blocks = compcos.score_blocks(model, features[torch.as_tensor(chosen)])
     scores = torch.cat([block for _, block in blocks])  # (n, C)
     for name, mask in candidates.items():
         columns = np.flatnonzero(mask)
@@ -147,559 +213,554 @@ def ranked_scores(model, features, target, seen, candidates, bias):
         yield name, ranked, torch.as_tensor(place, device=scores.device)
 
 
-# ---- measuring ----
+@torch.no_grad()
+def fit_temperature(scores, target):
+    """Return T > 0 that gives the truths the greatest likelihood under softmax(scores / T).
+
+    Temperature scaling with one more image, to which every answer is equally right, so that T is
+    above 0 even where the truth always has the greatest score.
+
+    Args:
+        scores: (N, P).
+        target: (N,) columns.
+
+    Returns:
+        A float; 1 where the scores of no image differ.
+    """
+    unit = scores.std(1, correction=0).mean()  # nan: no image
+    if not unit > 0:
+        return 1.0
+    # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
+    # that the softmax expects less that of the truths, grows with b: bisect for 0.
+    of_truth = scores.gather(1, target[:, None]).mean()
+    target_mean = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
+    low = 1 / unit / WIDEST
+    high = 1 / unit * WIDEST
+    for _ in range(16):  # to 1.4e-4
+        sharpness = (low * high).sqrt()  # b
+        expected = ((sharpness * scores).softmax(1) * scores).sum(1).mean()
+        if expected < target_mean:
+            low = sharpness
+        else:
+            high = sharpness
+    return float(1 / sharpness)
+
+
+def accuracy_interval(right, target):
+    """Return the accuracy of answers and its 95 % interval over compositions.
+
+    Compositions are drawn with replacement, seeded, each with all its images.
+
+    Args:
+        right: (N,) bool.
+        target: (N,) int, the composition of each image.
+
+    Returns:
+        {accuracy, accuracy_low, accuracy_high, compositions}; nan without images.
+    """
+    shown, place = np.unique(target, return_inverse=True)
+    count = len(shown)
+    if not count:
+        return dict(accuracy=math.nan, accuracy_low=math.nan, accuracy_high=math.nan,
+                    compositions=0)
+    rights = np.bincount(place, right)
+    images = np.bincount(place)
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    low, high = np.quantile(drawn @ rights / (drawn @ images), [0.025, 0.975])
+    return dict(accuracy=float(right.mean()), accuracy_low=float(low), accuracy_high=float(high),
+                compositions=count)
+
+
+# ---- evaluation ----
 
 
 def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
-    """All that is reported of a trained model: (metrics.json's content, what `sweep` gives of the
-    test, the test's candidates by name).
+    """Evaluate a trained model: all that a run reports of it.
 
-    arrays: phase -> (features (N, F) on the device, targets (N,)); rho (S, O) feasibility. τ and
-    the fixed biases come from validation alone.
+    τ, biases and temperatures come from validation alone.
+
+    Args:
+        model: on its device.
+        arrays: {phase: (features (N, F) on the device, targets (N,))}.
+        dataset: a data.Dataset.
+        rho: feasibility (S, O).
+        mask: how τ is chosen, see `best_threshold`.
+
+    Returns:
+        The content of metrics.json, what `compcos.sweep` gives of the test, and the candidates of
+        the test by name.
     """
     seen = dataset.seen
-    threshold, threshold_curve = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
-    masks = {}
-    sizes = {}
-    for phase in ("val", "test"):
-        masks[phase] = candidate_sets(seen, dataset.candidates(phase), rho, threshold)
-        sizes[phase] = {name: int(allowed.sum()) for name, allowed in masks[phase].items()}
+    threshold, curve, mask_words = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
+    sets = {phase: candidate_sets(seen, dataset.candidates(phase), rho, threshold)
+            for phase in ("val", "test")}
     validation = {}
     bias = {}
-    for name, (swept, _) in sweep(model, *arrays["val"], seen, masks["val"]).items():
+    for name, (swept, _) in compcos.sweep(model, *arrays["val"], seen, sets["val"]).items():
         validation[name] = both_protocols(swept)
         bias[name] = validation[name]["exact"]["bias"]
         if not math.isfinite(bias[name]):
             bias[name] = 0.0
-    temperature = calibrate(model, *arrays["val"], seen, masks["val"], bias)
+    temperature = calibrate(model, *arrays["val"], seen, sets["val"], bias)
     test = {}
-    tested = sweep(model, *arrays["test"], seen, masks["test"])
+    tested = compcos.sweep(model, *arrays["test"], seen, sets["test"])
     for name, (swept, _) in tested.items():
-        test[name] = both_protocols(swept) | dict(fixed_bias=accuracy_at(swept, bias[name]))
-    sure = certainty(model, *arrays["test"], seen, masks["test"], bias, temperature)
+        test[name] = both_protocols(swept, confidence=0.95)
+        test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
+    calibrated = calibration(model, *arrays["test"], seen, sets["test"], bias, temperature)
     exist = dataset.feasible
     in_words = "that are feasible"
     if exist is None:
         exist = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
         in_words = "that occur"
-    metrics = dict(validation=validation, threshold=threshold, bias=bias, temperature=temperature,
-                   certainty=sure, test=test, candidates=sizes, truth=in_words,
-                   feasibility_auroc=auroc(rho, exist, ~seen),
-                   threshold_curve={key: row.tolist() for key, row in threshold_curve.items()})
-    return metrics, tested, masks["test"]
+    target = arrays["test"][1]
+    sizes = {phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
+             for phase, of_phase in sets.items()}
+    metrics = dict(
+        validation=validation, threshold=threshold, mask=mask_words, bias=bias,
+        temperature=temperature, calibration=calibrated, test=test, candidates=sizes,
+        unseen_compositions=len(np.unique(target[~seen.ravel()[target]])),
+        expected=expected_accuracy(model, arrays["test"], dataset, rho, threshold, bias),
+        truth=in_words, feasibility_auroc=auroc(rho, exist, ~seen),
+        threshold_curve={key: row.tolist() for key, row in curve.items()})
+    return metrics, tested, sets["test"]
 
 
-def both_protocols(swept):
-    """{protocol: report} of a BiasSweep."""
-    return {protocol: swept.report(protocol) for protocol in PROTOCOLS}
+def both_protocols(swept, confidence=None):
+    """Return {protocol: report} of a BiasSweep, the exact one with intervals over compositions."""
+    return dict(exact=swept.report("exact", confidence, "composition"),
+                published=swept.report("published"))
+
+
+def expected_accuracy(model, test, dataset, rho, threshold, bias):
+    """Return how often the answers of `--predict` are right on test images.
+
+    Args:
+        model: on its device.
+        test: (features (N, F), targets (N,)).
+        dataset: a data.Dataset.
+        rho: feasibility (S, O).
+        threshold: τ.
+        bias: {name: bias}.
+
+    Returns:
+        {"seen" or "unseen": what `accuracy_interval` returns} of images whose composition has
+        training images, or has none.
+    """
+    seen = dataset.seen
+    named = dataset.candidates("val") | dataset.candidates("test")
+    allowed = candidate_sets(seen, named, rho, threshold, named=named)["open_masked"]
+    _, best = compcos.sweep(model, *test, seen, dict(answers=allowed))["answers"]
+    target = test[1]
+    right = answers_at(best, bias["open_masked"])[0] == target
+    is_seen = seen.ravel()[target]
+    return dict(seen=accuracy_interval(right[is_seen], target[is_seen]),
+                unseen=accuracy_interval(right[~is_seen], target[~is_seen]))
 
 
 # ---- running ----
 
 
-class Prepared(NamedTuple):
-    """What the shared options mean, read and checked by `prepare`."""
+def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}):
+    """Train and evaluate once for each seed, and print tables.
 
-    dataset: data.Dataset
-    features: dict                # phase -> (N, F) float32
-    state_vectors: np.ndarray     # (S, V)
-    object_vectors: np.ndarray    # (O, V)
-    device: torch.device
-    settings: dict                # every choice as plain values, part of the results
-    out: Path                     # where the results go; None: no folder was given
-    seeds: list                   # one run each
-    resume: bool
-    save_scores: bool
-    eager: bool
+    A single seed fills the folder. With several seeds, each run writes to `seedK/`, and
+    metrics.json beside these holds mean and sample deviation of all that are there. Several
+    processes train as many seeds at a time.
 
+    Args:
+        system: the name of the system in files.
+        make: `make(state_vectors, object_vectors, feature_dim, settings)` returns a new model that
+            keeps the contract of `lab.baselines.BaselineModel`.
+        inputs: the Inputs.
+        settings: a TrainingSettings.
+        options: out, seed (a list), resume, save_scores, eager, mask, as parsed by `add_options`.
+        feasibility: (S, O) for the hard mask; None: the model's own.
+        more: further settings to record.
 
-def experiment(build, prepared):
-    """Train and test once a seed, printing tables: [metrics of each seed].
+    Returns:
+        What metrics.json holds for each seed.
 
-    `build()` gives a new model on the device that keeps the contract of train.py. One seed fills
-    the folder; of several each fills its seedK, and metrics.json beside these holds mean and sample
-    deviation of all that are there. Several processes train as many seeds at a time. ValueError: a
-    run in the folder that this one would replace.
+    Raises:
+        ValueError: a run in the folder that this one would replace.
     """
-    seeds = prepared.seeds
-    settings = prepared.settings
+    dataset = inputs.dataset
+    if getattr(settings, "train_candidates", None) == "auto":
+        shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
+        settings = compcos.resolve_candidates(settings, dataset.seen, shown)
+        if settings.train_candidates == "seen":
+            print("note: validation shows so few unseen compositions that the seen ones alone "
+                  "compete in training (see --train-candidates)")
+    record = dict(model=system, mask=options.mask, **inputs.record, **asdict(settings), **more)
+    seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
-    out = prepared.out
+    out = options.out
     if out is None and is_first:
-        out = new_folder(settings)
+        out = last_folder(record) if options.resume else new_folder(record)
     out = shell.gather(out)[0]
     with lock(out) if is_first else nullcontext():
-        check_output_folder(out, seeds, prepared.resume)
-        check_joined(out, seeds, settings)
+        check_output_folder(out, seeds, options.resume)
+        check_joined(out, seeds, record)
         shell.check_shared(out)
         if shell.processes() > len(seeds):
             shell.print_status("note: each seed is trained by one process, and others wait")
 
-        def train(seed):
-            return run_seed(build, prepared, seed, folder_of(out, seed, seeds))
+        def run(seed):
+            return run_seed(make, inputs, settings, options, dict(record, seed=seed),
+                            folder_of(out, seed, seeds), feasibility)
 
         results = []
-        for seed, metrics in shell.distribute(seeds, train):
+        for seed, metrics in shell.distribute(seeds, run):
             results.append(metrics)
             print(table([metrics], f"seed {seed}", metrics["test"]))
             print("\n".join(table_notes(metrics)), flush=True)
         finished = finished_seeds(out)
         if len(finished) > 1:
-            mean = combine(finished, np.mean)
-            std = combine(finished, deviation)
-            print(table(finished, f"mean ± std of {len(finished)} seeds", mean["test"],
-                        std["test"]))
-            all_seeds = [metrics["settings"]["seed"] for metrics in finished]
-            if is_first:
-                write_json(out / "metrics.json", dict(settings=dict(settings, seeds=all_seeds),
-                                                      versions=versions(), mean=mean, std=std))
+            report_seeds(out, finished, record)
     print(LEGEND)
-    print(f"written to {out}; next: {next_step(prepared, folder_of(out, seeds[0], seeds))}")
+    if system == "compcos":
+        print(expectation(results[0]["expected"]))
+    command = next_step(system, inputs, options, folder_of(out, seeds[0], seeds))
+    print(f"written to {out}; next: {command}")
     return results
 
 
-def run_folders(settings):
-    """Where runs with such settings go without --out: runs/NAME, runs/NAME-2, ..."""
-    name = f"{settings['dataset']}-{settings['model']}-{settings['world']}"
-    return [RUNS / name] + [RUNS / f"{name}-{number}" for number in range(2, 1000)]
+def report_seeds(out, finished, record):
+    """Print mean and deviation of finished seeds, and write them into the folder `out`."""
+    mean = aggregate_seeds(finished, np.mean)
+    std = aggregate_seeds(finished, deviation)
+    print(table(finished, f"mean ± std of {len(finished)} seeds", mean["test"], std["test"]))
+    seeds = [metrics["settings"]["seed"] for metrics in finished]
+    if shell.rank() == 0:
+        write_json(out / "metrics.json", dict(settings=dict(record, seeds=seeds),
+                                              versions=versions(), mean=mean, std=std))
 
 
-def new_folder(settings):
-    """The first of `run_folders` that is not there, made."""
-    for folder in run_folders(settings):
-        with suppress(FileExistsError):  # mkdir decides between two that start at once
-            folder.mkdir(parents=True)
-            return folder
-
-
-def last_folder(settings):
-    """The last of `run_folders` that is there, or the first of all."""
-    folders = run_folders(settings)
-    there = [folder for folder in folders if folder.exists()]
-    return there[-1] if there else folders[0]
-
-
-def check_output_folder(out, seeds, resume):
-    """ValueError where the runs of these seeds would replace one in the folder `out`, or mix with
-    it."""
-    is_single = not has_seeds(out) and any((out / name).exists() for name in RUN_FILES)
-    if (is_single or has_seeds(out)) and not resume:
-        raise ValueError(f"{out} holds a run: --resume goes on with it, another --out begins one")
-    if is_single and len(seeds) > 1:
-        raise ValueError(f"{out} holds the run of a single seed, which others cannot join: give "
-                         "another --out")
-
-
-def check_joined(out, seeds, settings):
-    """ValueError where seeds in the folder `out`, which others join, had other settings."""
-    for there in recorded_settings(out):
-        if there["seed"] not in seeds:  # those are looked at when their training goes on
-            check_settings(out, there, settings, free=["device"])
-
-
-def finished_seeds(out):
-    """What metrics.json holds of each finished seed in a folder of several, by seed."""
-    found = [read_json(path) for path in out.glob("seed[0-9]*/metrics.json")]
-    return sorted(found, key=lambda metrics: metrics["settings"]["seed"])
-
-
-def recorded_settings(out):
-    """Yield the settings of each run that a folder holds, finished or begun, or both."""
-    for metrics in finished_seeds(out):
-        yield metrics["settings"]
-    for path in out.glob("**/last.pt"):
-        with reading(path, "restore the file, or give another --out"):
-            settings = load_tensors(path)["settings"]
-        yield settings
-
-
-def folder_of(out, seed, seeds):
-    """Where the files of one of these seeds go: `out`, or its seedK where there are several."""
-    if len(seeds) > 1 or has_seeds(out):
-        return out / f"seed{seed}"
-    return out
-
-
-def has_seeds(out):
-    """Whether a folder holds those of several seeds."""
-    return any(out.glob("seed[0-9]*"))
-
-
-def run_seed(build, prepared, seed, out):
-    """Train and test one seed, write all into the folder `out`; what metrics.json holds."""
-    dataset = prepared.dataset
-    settings = dict(prepared.settings, seed=seed)
+def run_seed(make, inputs, settings, options, record, out, feasibility=None):
+    """Train and evaluate one seed, write all into the folder `out`; return its metrics."""
+    dataset = inputs.dataset
+    seed = record["seed"]
     if (out / "metrics.json").exists() and not (out / "last.pt").exists():
-        raise ValueError(f"{out} holds a run without last.pt, from which it would go on: give "
-                         "another --out")
+        raise ValueError(f"{out} contains a run without last.pt, from which it would continue: "
+                         "pass another --out")
     out.mkdir(parents=True, exist_ok=True)
-    # Without this a CPU adds up the gradient of `table[index]` in the order in which threads come.
-    torch.use_deterministic_algorithms(prepared.device.type == "cpu", warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # to fill it takes time
-    torch.manual_seed(seed)
-    model = build()
-    arrays = arrays_of(prepared)
-    check_model(model, arrays["train"][0], dataset.seen)
-    history = train_model(model, arrays, prepared, settings, out)
-    rho = model.feasibility(dataset.seen)
-    metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=settings["mask"])
-    best = max(history, key=lambda row: row["validation"])
-    metrics |= dict(settings=settings, versions=versions(), best_epoch=best["epoch"])
-    # Scores of an earlier start may be of another epoch: those that are there are made anew.
-    if prepared.save_scores or (out / "scores.npy").exists():
+    arrays = inputs.arrays()
+    with compcos.reproducible(inputs.device, seed):
+        model = make(inputs.state_vectors, inputs.object_vectors, arrays["train"][0].shape[1],
+                     settings).to(inputs.device)
+        model.prepare(dataset.seen, dataset.targets["train"])
+        check_model(model, arrays["train"][0], dataset.seen)
+        model = train_model(model, arrays, dataset, record, options, out)
+        rho = model.feasibility() if feasibility is None else feasibility
+        metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
+    best = max(model.history, key=lambda row: row["validation"])
+    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"],
+                    arguments=data_arguments(inputs, options))
+    # Scores of an earlier start may be of another epoch: existing ones are made anew.
+    if options.save_scores or (out / "scores.npy").exists():
         write_scores(out, model, arrays["test"][0], dataset, masks)
     write_answers(out, dataset, tested, metrics["bias"])
     with writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
-    write_best(out / "best.pt", prepared, model, rho, metrics)
+    with writing(out / "best.pt", "wb") as file:
+        compcos.save(model, file, **answer_contents(inputs, rho, metrics))
     write_json(out / "metrics.json", metrics)  # last: where it is, all else is
     return metrics
 
 
-def arrays_of(prepared):
-    """phase -> (features (N, F) on the device, targets (N,))."""
-    arrays = {}
-    for phase in data.PHASES:
-        features = torch.as_tensor(prepared.features[phase], device=prepared.device)
-        arrays[phase] = features, prepared.dataset.targets[phase]
-    return arrays
-
-
-def train_model(model, arrays, prepared, settings, out):
-    """`fit`, with validation AUC (exact) in the world the model is trained for; the history."""
-    dataset = prepared.dataset
-    world = np.ones(dataset.seen.size, bool)
-    if settings["world"] == "closed":
-        world = dataset.candidates("val")
-
-    def validate():
-        found = sweep(model, *arrays["val"], dataset.seen, dict(world=world))
-        swept, _ = found["world"]
-        return selection(swept.report())
-
-    features, targets = arrays["train"]
-    keywords = {name: settings[name] for name in FITTED if name in settings}
-    return fit(model, features, torch.as_tensor(targets, device=features.device), validate,
-               out=out, settings=settings, resume=prepared.resume, eager=prepared.eager,
-               **keywords)
-
-
-def combine(results, function):
-    """The metrics of several runs as one, `function` of the values of each number (None, as JSON
-    has it, is nan); words stay."""
-    first = results[0]
-    if isinstance(first, dict):
-        combined = {}
-        for key in first:
-            if key not in ("settings", "versions", "threshold_curve"):
-                combined[key] = combine([result[key] for result in results], function)
-        return combined
-    if isinstance(first, str):
-        return first
-    return function(np.array(results, float))
-
-
-def deviation(values):
-    """The sample standard deviation, over n - 1; nan of one value."""
-    return np.std(values, ddof=1) if len(values) > 1 else np.nan
-
-
-def next_step(prepared, run):
-    """The command that uses the results in the folder `run`."""
-    hint = ""
-    command = ["compcos.py", "--checkpoint", run / "best.pt"]
-    if prepared.settings["model"] != "compcos":
-        command = ["evaluate.py", run / "scores_open.npz"]
-        if not prepared.save_scores:
-            hint = ", after the same command with --resume --save-scores"
-    elif prepared.settings["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
-        # the backbones whose features of further photos can be made here
-        command += ["--predict", prepared.dataset.path(prepared.dataset.images["test"][0])]
-    else:
-        command += ["--features", "FILE"]
-    return f"python {shlex.join(map(str, command))}{hint}"
-
-
-# ---- writing ----
-
-
-def write_answers(out, dataset, tested, bias):
-    """What the test shows at the biases fixed on validation: predictions.csv, a test image a row;
-    compositions.csv, each tested composition's accuracy; and curves.npz, at every bias."""
-    names = np.array(dataset.compositions)
-    seen = dataset.seen.ravel().astype(int)
-    target = dataset.targets["test"]
-    shown, count = np.unique(target, return_counts=True)
-    predictions = dict(image=dataset.images["test"], truth=names[target], seen=seen[target])
-    compositions = dict(composition=names[shown], seen=seen[shown], images=count)
-    curves = {}
-    for name, (swept, kept) in tested.items():
-        seen_scores, seen_columns, unseen_scores, unseen_columns = kept
-        # in float64, as `evaluate.accuracy_at` compares, so that files and metrics agree
-        is_unseen = bias[name] > seen_scores.astype(float) - unseen_scores
-        answers = np.where(is_unseen, unseen_columns, seen_columns)
-        scores = np.where(is_unseen, unseen_scores, seen_scores)
-        predictions[name] = names[answers]
-        predictions[f"{name}_score"] = [f"{score:.4f}" for score in scores]
-        right = np.bincount(target[answers == target], minlength=seen.size)[shown]
-        compositions[name] = [f"{share:.4f}" for share in right / count]
-        curve = swept.curve()
-        curves[f"{name}_seen"] = curve.seen
-        curves[f"{name}_unseen"] = curve.unseen
-    write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
-    write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
-    with writing(out / "curves.npz", "wb") as file:
-        np.savez(file, **curves)
+REQUIRED = ("settings", "states", "objects", "seen", "feature_dim", "prepare", "loss",
+            "after_epoch", "compositions", "score", "feasibility")
 
 
 @torch.no_grad()
-def write_scores(out, model, features, dataset, masks):
-    """For evaluate.py: scores.npy, float32 (N, C) of the test images (N, F), written block by block
-    and whole or not at all; and beside it a file of each candidate set."""
-    about = dict(descr="<f4", fortran_order=False, shape=(len(features), dataset.seen.size))
-    with writing(out / "scores.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(file, about)
-        for _, scores in chunks(model, features, model.compositions()):
-            file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
-    for name, mask in masks.items():
-        with writing(out / f"scores_{name}.npz", "wb") as file:
-            np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
-                     candidates=mask, pairs=index_pairs(dataset.seen))
+def check_model(model, features, seen):
+    """Raise ValueError unless a prepared model keeps the contract of BaselineModel.
+
+    Two of the features (N, F), which are on the model's device, are scored; seen is (S, O) bool.
+    """
+    name = type(model).__name__
+    lacking = [offer for offer in REQUIRED if not hasattr(model, offer)]
+    if lacking:
+        raise ValueError(f"{name} must have {', '.join(REQUIRED)}, lacks {', '.join(lacking)}: a "
+                         "subclass of lab.baselines.BaselineModel needs only loss and score")
+    scores = model.eval().score(features[:2], model.compositions())
+    expected = (len(features[:2]), *seen.shape)
+    if scores.shape != expected:
+        raise ValueError(f"{name}.score must return (B, S, O), here {expected}, got "
+                         f"{tuple(scores.shape)}")
+    rho = model.feasibility()
+    hard_mask(rho, seen, 0.0)  # says what is wrong with feasibility
+    check_candidates(candidate_sets(seen, seen.ravel(), rho, 0.0), seen)
 
 
-def write_best(path, prepared, model, rho, metrics):
-    """best.pt: all that prediction needs, without the data."""
-    dataset = prepared.dataset
+def train_model(model, arrays, dataset, record, options, out):
+    """Train a prepared model in the folder `out`, with --resume from its last.pt; return it."""
+    world = np.ones(dataset.seen.size, bool)
+    if record["world"] == "closed":
+        world = dataset.candidates("val")
+    validate = compcos.validator(model, *arrays["val"], world.reshape(dataset.seen.shape))
+    training = dict(validate=validate, seed=record["seed"], eager=options.eager)
+    path = out / "last.pt"
+    state = None
+    if options.resume and path.exists():
+        with reading(path, "give the same options and data, or another --out"):
+            state = load_tensors(path)
+            check_record(path, state.pop("settings"), record, free=["epochs", "device"])
+            epochs = compcos.train_epochs(model, *arrays["train"], state=state, **training)
+    else:
+        epochs = compcos.train_epochs(model, *arrays["train"], **training)
+    state = save_epochs(epochs, state, record, out)
+    return compcos.finish(model, state)
+
+
+def save_epochs(epochs, state, record, out):
+    """Go through the epochs of a training, saving its state in the folder `out`; return the last.
+
+    However it ends, last.pt holds the last whole epoch.
+    """
+    done = state["epoch"] if state else 0
+    saved_at = time.monotonic()
+    try:
+        with shell.Progress("training", record["epochs"] - done, "epochs") as progress:
+            for state in epochs:
+                row = state["history"][-1]
+                progress.update(note=f"epoch {row['epoch']}, loss {row['loss']:.4f}, validation "
+                                     f"{100 * row['validation']:.2f} %")
+                if time.monotonic() - saved_at > SAVE_SECONDS:
+                    save_state(out, state, record)
+                    saved_at = time.monotonic()
+        save_state(out, state, record)
+    except BaseException as error:
+        kept = save_on_error(out, state, record)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"stopped: {kept}") from None
+        raise
+    return state
+
+
+def save_state(out, state, record):
+    """Write last.pt, from which training continues, and log.csv, a row for each epoch."""
+    with writing(out / "last.pt", "wb") as file:
+        torch.save(dict(state, settings=record), file)
+    write_rows(out / "log.csv", LOG, [[row[name] for name in LOG] for row in state["history"]])
+
+
+def save_on_error(out, state, record):
+    """Save after an error, without hiding it by one of its own; return what is kept, in words."""
+    if state is None:
+        return "no epoch was finished"
+    try:
+        save_state(out, state, record)
+    except Exception as error:
+        lost = f"epoch {state['epoch']} is not kept: {error}"
+        shell.print_status(f"warning: {lost}")
+        return lost
+    return f"{out / 'last.pt'} keeps the last whole epoch; pass --resume to continue"
+
+
+def data_arguments(inputs, options):
+    """Return the options on data, so that --final reads the same."""
+    dataset = options.dataset
+    if dataset not in data.FOLDERS:
+        dataset = str(inputs.dataset.folder.resolve())
+    vectors = [str(Path(source).resolve()) if Path(source).is_file() else source
+               for source in inputs.record["vectors"]]
+    features = options.features
+    if features not in (None, image_features.PIXELS):
+        features = str(Path(features).resolve())
+    return dict(dataset=dataset, data_root=str(Path(options.data_root).resolve()),
+                features=features, weights=inputs.record["weights"], vectors=vectors,
+                missing=options.missing, skip_broken=options.skip_broken)
+
+
+def answer_contents(inputs, rho, metrics):
+    """Return what best.pt holds for answers besides the model, without the data."""
+    dataset = inputs.dataset
     closed = dataset.candidates("test")
-    # of training's features: those of another kind lie far outside
-    features = torch.as_tensor(prepared.features["train"])
-    std, mean = torch.std_mean(features, 0, correction=0)
-    contents = dict(
-        config=model.config, weights=model.state_dict(), states=dataset.states,
-        objects=dataset.objects, seen=torch.as_tensor(dataset.seen),
-        closed=torch.as_tensor(closed), named=torch.as_tensor(closed | dataset.candidates("val")),
-        feasibility=torch.as_tensor(rho), feature_mean=mean, feature_std=std)
-    for key in ("settings", "threshold", "bias", "temperature"):
-        contents[key] = metrics[key]
-    with writing(path, "wb") as file:
-        torch.save(contents, file)
+    profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
+                                       inputs.features["val"])
+    contents = {key: metrics[key] for key in ("threshold", "bias", "temperature", "expected")}
+    return dict(contents, run=metrics["settings"], states=dataset.states, objects=dataset.objects,
+                seen=torch.as_tensor(dataset.seen), closed=torch.as_tensor(closed),
+                named=torch.as_tensor(closed | dataset.candidates("val")),
+                feasibility=torch.as_tensor(rho), profile=profile)
 
 
-def versions():
-    """What the numbers depend on besides the settings."""
-    machine = f"{platform.machine()}, threads {torch.get_num_threads()}"
-    if torch.cuda.is_available():
-        machine += f", {torch.cuda.get_device_name()}"
-    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
-                pillow=PIL.__version__, processes=shell.processes(), machine=machine)
+def next_step(system, inputs, options, run):
+    """Return the command that uses the results in the folder `run`, quoted for this system."""
+    hint = ""
+    command = ["python", "compcos.py", "--checkpoint", run / "best.pt"]
+    if system != "compcos":
+        command = ["python", "evaluate.py", run / "scores_open.npz"]
+        if not options.save_scores:
+            hint = ", after the same command with --resume --save-scores"
+    elif inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
+        # the backbones whose features of further photos can be made here
+        command += ["--predict", inputs.dataset.path(inputs.dataset.images["test"][0])]
+    else:
+        command += ["--features", "FILE"]
+    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return join(list(map(str, command))) + hint
 
 
-# ---- reading what a run left ----
+# ---- a final model ----
 
 
-def load_best(path):
-    """What the best.pt of a CompCos holds, as `write_best` wrote it. ValueError: it is none."""
-    with reading(path, "train anew, or restore the file"):
-        contents = load_tensors(path)
-        model = contents["settings"]["model"]
-        if model != "compcos" or "feature_mean" not in contents:
-            raise ValueError(f"it holds a {model}: expected the best.pt of a compcos of this "
-                             "version, which alone answers for photos")
-    return contents
+def train_final(run, device="auto", eager=False):
+    """Train anew on all photos of a run, with its settings and seed, and write its final.pt.
 
+    It takes as many epochs as the run's best one. Compositions of validation and test count as
+    seen. Answers use the run's bias, τ, temperature and typicality.
 
-def read_feasibility(path, states, objects):
-    """(S, O) from a feasibility.csv. ValueError: without all the numbers."""
-    with reading(path, "expected columns state, object, feasibility, and a row for each "
-                        "composition of this data"):
-        found = {(row["state"], row["object"]): float(row["feasibility"])
-                 for row in read_rows(path)}
-        scores = np.array([found[pair] for pair in itertools.product(states, objects)])
-    return scores.reshape(len(states), len(objects))
+    Args:
+        run: the folder of a finished run of a single seed.
+        device: "auto", "cpu", "cuda", "mps".
+        eager: on CUDA, do not capture the training step.
 
-
-# ---- the table ----
-
-
-COLUMNS = dict(S="seen", U="unseen", HM="hm", AUC="auc", Sta="state_accuracy",
-               Obj="object_accuracy")
-LEGEND = """\
-S, U, HM, AUC: best accuracy on seen and on unseen compositions, best harmonic mean, and area under
-their curve, as the bias on unseen grows. Sta, Obj: accuracy of the state, of the object, at bias 0
-fixed_bias: the whole row at the bias that validation chose. ±: sample deviation (n - 1)
-closed: the answers are what training or the test's list shows. open: all. open_masked: what is
-seen, or of a feasibility of at least τ. S, where exact, is the same in all: only the seen are left
-Few unseen compositions tell little; how far the AUC holds: evaluate.py --confidence 0.95 --unit
-composition"""
-
-
-def describe_run(results):
-    """A line of what the results of some seeds rest on."""
-    settings = results[0]["settings"]
-    best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
-    recipe = ""
-    if "recipe" in settings:
-        recipe = f"{settings['recipe']} recipe, members {settings['members']}; "
-    return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
-            f"{best} of {settings['epochs']}; {settings['device']}")
-
-
-def table(results, which, test, std=None):
-    """Test results as text, in percent: what they rest on, and of each candidate set both protocols
-    and fixed bias. `test` as in metrics.json, of `which` seeds; their deviation `std` alike."""
-    settings = results[0]["settings"]
-    width = 14 if std else 7
-    names = "".join(f"{name:>{width}}" for name in COLUMNS)
-    lines = [f"{settings['dataset']}, {settings['model']}, {settings['world']} world, {which} "
-             "(test, %)", describe_run(results), f"{'candidates':<15}{'protocol':<12}{names}"]
-    for candidates, reports in test.items():
-        for protocol, report in reports.items():
-            line = f"{candidates:<15}{protocol:<12}"
-            for key in COLUMNS.values():
-                cell = ""
-                if f"best_{key}" in report:
-                    key = f"best_{key}"
-                if key in report:  # at a fixed bias there is no AUC
-                    cell = f"{100 * report[key]:.1f}"
-                    if std:
-                        cell += f" ± {100 * std[candidates][protocol][key]:.1f}"
-                line += f"{cell:>{width}}"
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def table_notes(metrics):
-    """Lines that stand under the table of a seed."""
-    sizes = metrics["candidates"]["test"]
-    sure = metrics["certainty"]["open_masked"]
-    threshold = "none"
-    if metrics["threshold"] > -1:
-        threshold = f"τ = {metrics['threshold']:.3f}"
-    return [
-        f"hard mask: {threshold}, which leaves {sizes['open_masked']:,} of {sizes['open']:,} "
-        "compositions",
-        f"probability of an answer among these: {sure['probability']:.0%} in the mean over the "
-        f"test, where {sure['right']:.0%} of the answers are right",
-        f"feasibility ranks the unseen compositions {metrics['truth']} above the others with AUROC "
-        f"{metrics['feasibility_auroc']:.3f}"]
+    Raises:
+        ValueError: the run is not finished, or its data have changed.
+    """
+    run = Path(run)
+    if not (run / "metrics.json").exists() or not (run / "best.pt").exists():
+        raise ValueError(f"{run} must be the folder of a finished run, with best.pt and "
+                         "metrics.json (with several seeds, one of its seedK)")
+    metrics = read_json(run / "metrics.json")
+    contents = answers.load_run(run).checkpoint
+    record = metrics["settings"]
+    options = argparse.Namespace(**metrics["arguments"], device=device, out=run, seed=[],
+                                 resume=True, model="compcos", world=None)
+    inputs = load_inputs(options, options.vectors)
+    if inputs.record["data_crc32"] != record["data_crc32"]:
+        raise ValueError(f"the data of {run} have changed since it was trained: train anew before "
+                         "--final")
+    settings = compcos.Settings(**{field.name: record[field.name]
+                                   for field in fields(compcos.Settings)})
+    settings = replace(settings, epochs=metrics["best_epoch"], patience=0)
+    arrays = inputs.arrays()
+    features = torch.cat([arrays[phase][0] for phase in data.PHASES])
+    targets = torch.as_tensor(np.concatenate([arrays[phase][1] for phase in data.PHASES]))
+    seen = compcos.shown_by(targets, inputs.dataset.seen.shape) | inputs.dataset.seen
+    with compcos.reproducible(inputs.device, record["seed"]):
+        model = compcos.build(inputs.state_vectors, inputs.object_vectors, features.shape[1],
+                              settings).to(inputs.device).prepare(seen, targets)
+        epochs = compcos.train_epochs(model, features, targets, seed=record["seed"], eager=eager)
+        with shell.Progress("training", settings.epochs, "epochs") as progress:
+            for state in epochs:
+                progress.update()
+    model = compcos.finish(model, state)
+    contents |= dict(seen=torch.as_tensor(seen), feasibility=torch.as_tensor(model.feasibility()))
+    contents["closed"] = contents["closed"] | contents["seen"].flatten()
+    with writing(run / "final.pt", "wb") as file:
+        compcos.save(model, file, **contents)
+    print(f"written {run / 'final.pt'}, trained on all {len(targets):,} photos for "
+          f"{settings.epochs} epochs. Its own accuracy is not measured; the figures of {run} are a "
+          "guide.")
 
 
 # ---- options ----
 
 
-def add_options(parser):
-    """The options that every system shares."""
+def add_options(parser, settings_class):
+    """Add the options that all systems share, and one for each field of its settings."""
     add = parser.add_argument_group("data").add_argument
-    add("--dataset", default="shapes",
+    add("--dataset", default="shapes", metavar="NAME|FOLDER",
         help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
     add("--data-root", default="data", metavar="DIR",
-        help="where datasets and word vectors are (default data)")
+        help="the folder of datasets and word vectors (default data)")
     add("--features", metavar="FILE",
-        help="features by file name (.npz: files, features (N, F)), from CLIP say; pixels: 16 × 16 "
-             "of each photo")
+        help="features by file name (.npz: files, features (N, F)), from CLIP say; `pixels` takes "
+             "16 x 16 pixels of each photo")
     add("--weights", metavar="FILE",
         help="ResNet-18 weights for the extraction (default: torch hub's)")
     add("--vectors", nargs="+", metavar="NAME|FILE",
-        help="word vectors, concatenated: word2vec, fasttext, glove, random, or files")
+        help="word vectors, concatenated: word2vec, fasttext, glove, random, or files (default: "
+             "the dataset's vectors.txt, else those of the paper)")
     add("--missing", default="error", choices=["error", "random", "mean"],
-        help="for words without vectors")
+        help="what replaces the vectors of words that have none (default: an error)")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    training = "training (defaults: those of the dataset's recipe)"
-    add = parser.add_argument_group(training).add_argument
-    at_least_one = shell.number(int, least=1)
-    add("--world", default="open", choices=["open", "closed"])
-    add("--epochs", type=at_least_one)
-    add("--batch-size", type=at_least_one)
-    add("--lr", type=shell.number(above=0), help="learning rate")
-    add("--weight-decay", type=shell.number(least=0))
+    add = parser.add_argument_group("training").add_argument
+    for field in fields(settings_class):
+        add(f"--{field.name.replace('_', '-')}", **option_of(field))
     add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
-        metavar="K", help="one run each (default 0)")
-    add("--device", default="auto", help="auto, cpu, cuda or mps")
+        metavar="K", help="seeds, one run each (default 0)")
+    add("--device", default="auto", help="auto (the default), cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
     add("--mask", default="justified", choices=["justified", "paper"],
-        help="how τ of the hard mask is chosen: at most so high that 5 %% of what exists is "
-             "expected to be hidden, or by validation AUC alone, as in the paper (default "
-             "justified)")
+        help="how the threshold of the hard mask is chosen: by validation AUC alone (paper), or "
+             "only if it gains, and at most so high that 5 %% of what exists is expected to be "
+             "hidden (justified, the default)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR",
         help="a folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
     add("--resume", action="store_true",
-        help="go on with the run in --out, or the last one in runs/; further seeds join it")
-    add("--save-scores", action="store_true", help="leave the test scores (N, C) for evaluate.py")
+        help="continue the run in --out, or the last one in runs/; further seeds join it")
+    add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
 
 
-def with_defaults(known, of_datasets):
-    """{dataset: all settings}: the known ones, changed by those `of_datasets`, by name. ValueError:
-    one of these is not known."""
-    table = {}
-    for dataset, settings in of_datasets.items():
-        unknown = settings.keys() - known.keys()
-        if unknown:
-            raise ValueError(f"the defaults of {dataset!r} set {', '.join(unknown)}: expected any "
-                             f"of {', '.join(known)}")
-        table[dataset] = known | settings
-    return table
+def option_of(field):
+    """Return the arguments of argparse for a setting, with a default of None: not given."""
+    rule = field.metadata
+    default = f"default {field.default}"
+    if rule["strong"] != field.default:
+        default = f"paper {field.default}, strong {rule['strong']}"
+    option = dict(default=None, help=f"{rule['help']} ({default})".replace("%", "%%"))
+    if field.type is bool:
+        option["action"] = argparse.BooleanOptionalAction
+    elif rule["choices"]:
+        option["choices"] = list(rule["choices"])
+    else:
+        option["type"] = field.type
+        option["metavar"] = "N" if field.type is int else "X"
+    return option
 
 
-def prepare(options, model, defaults):
-    """What the shared options mean: Prepared. What can be wrong is looked at before the long work.
-
-    defaults: dataset name or "other" -> settings, which options of these names replace.
-    """
-    seeds = list(dict.fromkeys(options.seed))
-    fallback = RUNS  # for the features where the data are read-only
-    if options.out is not None:
-        fallback = options.out.parent
-        check_output_folder(options.out, seeds, options.resume)
-    check_writable(options.out or RUNS)
-    if options.dataset == "shapes" and shell.rank() == 0:
-        drawings.ensure(Path(options.data_root, "shapes"))
-    shell.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
-    dataset = data.load(options.dataset, options.data_root)
-    device = image_features.pick_device(options.device)
-    chosen = dict(defaults.get(options.dataset, defaults["other"]))
-    for name, value in vars(options).items():
-        if name in chosen and value is not None:
-            chosen[name] = value
-    sources = chosen.pop("vectors")
-    own_vectors = dataset.folder / "vectors.txt"
-    if own_vectors.exists() and not options.vectors:
-        sources = [str(own_vectors)]
-    vectors = words.word_vectors([*dataset.states, *dataset.objects], *sources,
-                                 missing=options.missing, root=options.data_root)
-    settings = dict(model=model, dataset=dataset.name, world=options.world,
-                    vectors=sources, missing=options.missing, device=str(device),
-                    mask=options.mask)
-    out = options.out
-    weights = options.weights
-    if options.resume:
-        out = out or last_folder(settings)
-        for recorded in recorded_settings(out):
-            weights = weights or recorded["weights"]
-    dataset, features, backbone, weights = image_features.load_features(
-        dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=fallback)
-    for note in dataset.notes:
-        print(f"note: {note}")
-    if chosen.get("train_candidates", "all") is None:
-        chosen["train_candidates"] = choose_train_candidates(dataset)
-    settings |= dict(data_crc32=data.checksum(dataset, vectors, features), backbone=backbone,
-                     weights=weights, **chosen)
-    states, objects = np.split(vectors, [len(dataset.states)])
-    return Prepared(dataset, features, states, objects, device, settings, out, seeds,
-                    options.resume, options.save_scores, options.eager)
+def settings_changes(options, settings_class):
+    """Return the settings that options give, {name: value}."""
+    given = {field.name: getattr(options, field.name) for field in fields(settings_class)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def choose_train_candidates(dataset):
-    """Which compositions compete with the truth in open-world training: "all", or the "seen" alone.
+def compcos_settings(recipe, dataset, changes):
+    """Return the Settings of a recipe, "paper", "strong", or None for the dataset's default."""
+    if recipe == "paper":
+        name = dataset if dataset in compcos.DATASET_SETTINGS else "folder"
+        return compcos.Settings.paper(name, **changes)
+    return compcos.Settings.strong(**changes)
 
-    The seen alone where they are at least half of all, and validation has few unseen ones. Most of
-    the unseen then exist, and as train_candidates they would be taught to be wrong; how wrong, by the
-    margins, so few cannot tell.
-    """
-    count = len(unseen_shown(dataset.targets["val"], dataset.seen))
-    if count >= FEW_COMPOSITIONS or dataset.seen.mean() < 0.5:
-        return "all"
-    print(f"note: validation shows so few unseen compositions ({count}) that the seen alone "
-          "compete in training (see --train_candidates)")
-    return "seen"
+
+def default_recipe(dataset):
+    """Return the recipe of a dataset: the paper's for its own and the built-in one, else strong."""
+    return "paper" if dataset in PAPER_DATASETS else "strong"
+
+
+@shell.command
+def main(argv=None):
+    """Train and evaluate CompCos, predict with a checkpoint, or train a final model."""
+    parser = argparse.ArgumentParser(
+        description="CompCos: train and evaluate on a dataset; with --checkpoint and --predict, "
+                    "answer for photos.",
+        epilog="example: python compcos.py --dataset photos --vectors random --members 8")
+    add_options(parser, compcos.Settings)
+    parser.add_argument("--recipe", choices=["paper", "strong"],
+                        help="settings where no option changes them: the paper's (default for "
+                             "shapes, utzappos, mitstates, cgqa) or the strong ones (default for a "
+                             "folder)")
+    parser.add_argument("--final", metavar="RUN",
+                        help="train a finished run's model anew on all its photos, into its "
+                             "final.pt")
+    parser.set_defaults(model="compcos")
+    answers.add_options(parser)
+    options = parser.parse_args(argv)
+    if options.checkpoint or options.predict or options.csv or options.final:
+        if shell.rank() == 0:  # other processes have nothing to do
+            with shell.single_process():
+                if options.final:
+                    train_final(options.final, options.device, options.eager)
+                else:
+                    answers.print_predictions(options)
+        return
+    recipe = options.recipe or default_recipe(options.dataset)
+    settings = compcos_settings(recipe, options.dataset,
+                                settings_changes(options, compcos.Settings))
+    inputs = load_inputs(options, VECTORS.get(options.dataset, OTHER_VECTORS))
+    run_seeds("compcos", compcos.build, inputs, settings, options, more=dict(recipe=recipe))
