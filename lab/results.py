@@ -251,7 +251,8 @@ def aggregate_seeds(results, function):
         combined = {}
         for key in first:
             is_interval = key.endswith(("_low", "_high"))
-            if key not in ("settings", "versions", "threshold_curve") and not is_interval:
+            is_number = key not in ("settings", "versions", "arguments", "threshold_curve")
+            if is_number and not is_interval:
                 combined[key] = aggregate_seeds([result[key] for result in results], function)
         return combined
     if isinstance(first, str):
