@@ -86,7 +86,7 @@ def load_data(options):
     if options.resume:
         where = dict(dataset=dataset.name, model=options.model, world=options.world or "open")
         for recorded in recorded_settings(options.out or last_folder(where)):
-            weights = weights or recorded["weights"]
+            weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
         skip_broken=options.skip_broken, fallback=fallback)
