@@ -148,7 +148,7 @@ def test_devices():
 
 
 @pytest.mark.parametrize("options, said", [
-    (dict(backbone=lambda batch: batch.mean((0, 2, 3))), r"makes \(3,\) of 9 images"),
+    (dict(backbone=lambda batch: batch.mean((0, 2, 3))), r"returns \(3,\) for 9 images"),
     (dict(paths=[]), "no images")])
 def test_bad_arguments(options, said):
     options = dict(paths=IMAGES, backbone=mean_colour, device="cpu") | options
@@ -161,7 +161,7 @@ def test_unreadable_photos_are_all_named(tmp_path):
     cut.write_bytes(IMAGES[5].read_bytes()[:9000])
     paths = [IMAGES[0], cut, tmp_path / "missing.jpg", IMAGES[1]]
     options = dict(backbone=mean_colour, device="cpu", batch_size=2)
-    with pytest.raises(ValueError, match=r"of 2 of 4 images: .*cut.jpg \(.*trunc.*missing.jpg"):
+    with pytest.raises(ValueError, match=r"for 2 of 4 images: .*cut.jpg \(.*trunc.*missing.jpg"):
         features.extract(paths, **options)
     made = features.extract(paths, skip_broken=True, **options)
     assert np.isnan(made[1:3]).all() and np.isfinite(made[[0, 3]]).all()
@@ -169,7 +169,7 @@ def test_unreadable_photos_are_all_named(tmp_path):
 
 @pytest.mark.parametrize("stored, said", [
     ({"conv1.weight": torch.zeros(3)}, "ResNet-18"),
-    ([1, 2], "a list, expected a dict")])
+    ([1, 2], "ResNet-18")])
 def test_weights_that_are_none(tmp_path, stored, said):
     torch.save(stored, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=f"weights.pth .*{said}"):
@@ -231,6 +231,19 @@ def test_cache_notices_what_changed(tmp_path, cheap, opened):
     dataset.path("red_shoe/1.png").unlink()
     with pytest.raises(FileNotFoundError, match="found neither .*red_shoe/1.png; put"):
         load(other, cheap)
+
+
+def test_a_cache_stays_as_it_is_until_features_are_compared(tmp_path, cheap):
+    dataset = make_dataset(tmp_path)
+    load(dataset, cheap, replace_cache=False)  # there is none yet
+    before = (tmp_path / "features.npz").read_bytes()
+    Image.new("RGB", (9, 9)).save(dataset.path("red_shoe/1.png"))
+    made = load(dataset, cheap, replace_cache=False)[1]
+    np.testing.assert_allclose(made["train"], colours(dataset, "train"), atol=1e-5)
+    load(dataset, None, replace_cache=False)  # other weights
+    assert (tmp_path / "features.npz").read_bytes() == before
+    load(dataset, cheap)
+    assert (tmp_path / "features.npz").read_bytes() != before
 
 
 def test_weights_are_never_guessed(tmp_path, cheap, opened):
