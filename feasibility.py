@@ -1,4 +1,4 @@
-"""Feasibility of unseen compositions, estimated from the seen compositions and vectors.
+"""Estimate the feasibility of unseen compositions from word vectors and the seen compositions.
 
 This file stands alone: copy it into any project that has NumPy. The method is that of Mancini et
 al., "Open World Compositional Zero-Shot Learning", CVPR 2021. The functions score compositions,
@@ -119,8 +119,7 @@ def explain(state, object, state_vectors, object_vectors, seen):
 
 
 def _most_similar(cosines, marked, own):
-    """Return (index, cosine) of the marked (A,) but `own`, the greatest of the cosines (A,) first.
-    """
+    """Return (index, cosine) of those marked (A,) except `own`, by descending cosines (A,)."""
     order = np.argsort(-cosines, kind="stable").tolist()
     return [(other, float(cosines[other])) for other in order if marked[other] and other != own]
 
@@ -145,7 +144,7 @@ def ranked(feasibility, seen, *, top=3):
         A Ranking: per object, per state and overall. Ties keep the order of the indices.
 
     Raises:
-        ValueError: shapes or types that do not fit, or `top` is no whole number of at least 1.
+        ValueError: shapes or types that do not fit, or `top` not a whole number of at least 1.
     """
     feasibility, seen = _scores(feasibility, seen)
     top = _number(top, "top", 1, np.inf, "whole numbers")
@@ -178,7 +177,7 @@ def hard_mask(feasibility, seen, threshold):
         would win against negative scores.
 
     Raises:
-        ValueError: shapes or types that do not fit, or a threshold that is nan or no number.
+        ValueError: shapes or types that do not fit, or a threshold that is nan or not a number.
     """
     feasibility, seen = _scores(feasibility, seen)
     threshold = _number(threshold, "threshold", -np.inf, np.inf)
@@ -261,7 +260,7 @@ def blend(feasibility, external, *, weight):
 
 
 def auroc(feasibility, positive, among):
-    """Return how well feasibility ranks the `positive` compositions above the rest of `among`.
+    """Measure how well feasibility ranks the `positive` compositions above the rest of `among`.
 
     The number of times that states and objects occur explains a part of the figure: compare it with
     the figure of shuffled vectors.
@@ -280,7 +279,7 @@ def auroc(feasibility, positive, among):
     """
     feasibility, among = _scores(feasibility, among, "among")
     positive = _array(positive, "positive", among.shape, "bool")[among]
-    n = int(positive.sum())
+    n = positive.sum()
     others = positive.size - n
     if 0 in (n, others):
         return np.nan
@@ -304,7 +303,7 @@ def rank_correlation(a, b):
     """
     a = _finite(a, "a", 1)
     b = _finite(b, "b", a.shape)
-    with np.errstate(invalid="ignore"):  # 0 / 0: all values of one are equal
+    with warnings.catch_warnings(action="ignore"):  # 0 / 0 gives the nan that is documented
         return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
@@ -341,9 +340,9 @@ def _ranks(values):
 
 
 def _closest(similarity, seen):
-    """Return the greatest similarity (A, A) to those marked in each row of `seen` (B, A) -> (B, A).
+    """Return (B, A): the greatest similarity (A, A) of each to those that a row of `seen` marks.
 
-    It is -1 where none is marked.
+    It is -1 where the row marks none.
     """
     closest = np.empty(seen.shape)
     for marked, row in zip(seen, closest):
@@ -372,8 +371,8 @@ def _cosines(vectors, name):
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)    # (A, 1)
     if not largest.all():
         raise ValueError(f"{name}: row {largest.argmin()} is zero; give each row a direction")
-    # The square of 1e200 is infinite and that of 1e-200 zero, so divide by a power of two first.
-    # The greatest one that is not above the largest entry is never infinite and never zero.
+    # The square of 1e200 is infinite and that of 1e-200 zero, so divide each row by a power of two
+    # first: the greatest up to its largest entry, which float64 can always hold.
     vectors /= np.ldexp(1.0, np.frexp(largest)[1] - 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
@@ -467,8 +466,8 @@ def read_pairs(path):
 def _check_file(path):
     """Refuse anything but a plain file before it is opened: opening a pipe could wait for ever."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist or is no plain file: check the path, and "
-                                "save what comes from a pipe to a file")
+        raise FileNotFoundError(f"{path} does not exist or is not a plain file: check the path, "
+                                "and save what comes from a pipe to a file")
 
 
 def write_csv(file, feasibility, seen, states, objects):
@@ -506,7 +505,7 @@ def ranked_tables(feasibility, seen, states, objects, *, top=3):
         feasible unseen partners and its least feasible ones. Each partner is named once.
 
     Raises:
-        ValueError: shapes or types that do not fit, or `top` is no whole number of at least 1.
+        ValueError: shapes or types that do not fit, or `top` not a whole number of at least 1.
     """
     feasibility, seen = _scores(feasibility, seen, shape=(len(states), len(objects)))
     ranking = ranked(feasibility, seen, top=top)
@@ -643,9 +642,9 @@ def _read_vectors(path, names, missing):
     """Return the vectors (N, D) of the names (N) from an .npz or a file that lab.words reads."""
     if path.endswith(".npz"):
         return _read_npz(path, names)
-    if not (Path(__file__).with_name("lab") / "words.py").exists():
-        raise ValueError(f"{path} is no .npz: without lab/words.py beside it, feasibility.py reads "
-                         "only an .npz of `names` (N,) and `vectors` (N, D)")
+    if not (Path(__file__).parent / "lab/words.py").exists():
+        raise ValueError(f"{path} is not an .npz: without lab/words.py beside it, feasibility.py "
+                         "reads only an .npz of `names` (N,) and `vectors` (N, D)")
     from lab.words import word_vectors
     return word_vectors(names, path, missing=missing)
 
@@ -664,7 +663,7 @@ def _read_npz(path, names):
                          "and `vectors`, whole and without Python objects; save the names by "
                          "np.array(names, str)") from None
     vectors = _array(vectors, f"{path}: vectors", (known.size, *vectors.shape[1:]))
-    return vectors[_indices(names, known.tolist(), path)]
+    return vectors[_indices(names, known.astype(str).tolist(), path)]
 
 
 def _print_explanation(options, scores, states, objects, vectors, seen):
@@ -695,8 +694,8 @@ def _print_auroc(mix, scores, vectors, seen, occurring):
         permuted_scores = feasibility_scores(*permuted, seen, mix=mix)
         shuffled.append(auroc(permuted_scores, occurring, ~seen))
     print(f"AUROC: {value:.3g}")
-    print(f"AUROC of shuffled vectors, mean ± standard deviation: {np.mean(shuffled):.3g} ± "
-          f"{np.std(shuffled, ddof=1):.2g}")
+    print("AUROC of vectors shuffled 10 times, mean ± standard deviation: "
+          f"{np.mean(shuffled):.3g} ± {np.std(shuffled, ddof=1):.2g}")
 
 
 if __name__ == "__main__":
