@@ -227,7 +227,7 @@ def conformal_threshold(unseen_feasibility):
     """
     values = _finite(unseen_feasibility, "unseen_feasibility", 1)
     rank = (len(values) + 1) // 20  # ⌊0.05 (n + 1)⌋
-    if rank < 1:
+    if not rank:
         return -np.inf
     return np.sort(values)[rank - 1]
 
@@ -367,13 +367,13 @@ def _checked(state_vectors, object_vectors, seen):
 
 def _cosines(vectors, name):
     """Return the (A, A) float64 cosines between all rows of the vectors (A, D)."""
-    vectors = _finite(vectors, name, 2)  # a copy
+    vectors = _finite(vectors, name, 2)
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)    # (A, 1)
     if not largest.all():
         raise ValueError(f"{name}: row {largest.argmin()} is zero; give each row a direction")
     # The square of 1e200 is infinite and that of 1e-200 zero, so divide each row by a power of two
     # first: the greatest up to its largest entry, which float64 can always hold.
-    vectors /= np.ldexp(1.0, np.frexp(largest)[1] - 1)
+    vectors = vectors / np.ldexp(1.0, np.frexp(largest)[1] - 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
     np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
@@ -384,7 +384,7 @@ KINDS = {"numbers": "fiu", "whole numbers": "iu", "bool": "b"}  # the letters of
 
 
 def _array(value, name, shape, kind="numbers"):
-    """Return the value as an array of a kind in KINDS, numbers as a float64 copy.
+    """Return the value as an array of a kind in KINDS, numbers as float64.
 
     The shape to check is a tuple or a number of dimensions.
     """
@@ -394,7 +394,7 @@ def _array(value, name, shape, kind="numbers"):
     if array.dtype.kind not in KINDS[kind] or shape not in (array.shape, array.ndim):
         raise ValueError(f"{name} is {array.dtype} {array.shape}: expected {kind} of dimensions "
                          f"{shape}")
-    return array.astype(np.float64) if kind == "numbers" else array
+    return np.asarray(array, np.float64) if kind == "numbers" else array
 
 
 def _finite(value, name, shape):
@@ -604,7 +604,7 @@ def _run(options):
     states = sorted({state for state, _ in pairs + occurring})
     objects = sorted({object_ for _, object_ in pairs + occurring})
     seen = _marked(pairs, states, objects)
-    vectors = _read_vectors(options.vectors, [*states, *objects], options.missing)
+    vectors = _read_vectors(options.vectors, states + objects, options.missing)
     vectors = np.split(vectors, [len(states)])    # (S, D), (O, D)
     scores = feasibility_scores(*vectors, seen, mix=options.mix)
 
