@@ -7,7 +7,6 @@ shared space, F features, K members. A composition (s, o) has the index s * O + 
 
 import argparse
 import math
-import warnings
 from pathlib import Path
 
 from lab import shell
@@ -509,10 +508,6 @@ def as_features(model, features):
     expected = model.config["feature_dim"]
     if features.shape[1:] != (expected,) or not len(features) or not features.isfinite().all():
         raise ValueError(f"features {tuple(features.shape)}: expected (N, {expected}), all finite")
-    if checkpoint and image_features.is_shifted(features, checkpoint):
-        warnings.warn("these features lie far from those that the model was trained on, as those "
-                      "of another backbone do, or features divided by their length: the answers "
-                      "and their probabilities may be wrong", stacklevel=2)
     return features
 
 

@@ -425,7 +425,7 @@ def print_names(rows):
     for kind in ("state", "object"):
         names = sorted({row[kind] for row in rows})
         print(f"{kind}s: {', '.join(names)}")
-    for name, other in itertools.product(names, names):
+    for name, other in itertools.product(names, names):  # now the objects
         if name.endswith(f"_{other}"):
             print(f'note: object "{name}" ends in the name of another object, "{other}": if the '
                   "rest belongs to the state, write STATE__OBJECT/ or STATE/OBJECT/")
