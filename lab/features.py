@@ -255,8 +255,8 @@ def _run(network, device, pixels):
 def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
     """Yield features {name: (F,) float32} and unreadable {name: reason} of images {name: path}.
 
-    They come batch by batch. Threads decode a few batches ahead of the network, so that it seldom waits: Pillow releases the
-    global lock while it decodes and resizes.
+    They come batch by batch. Threads decode a few batches ahead of the network, so that it seldom
+    waits: Pillow releases the global lock while it decodes and resizes.
     """
     device = pick_device(device)
     prepare, network = _recipe(backbone, own_preprocess, device)
