@@ -128,8 +128,8 @@ def load(name, root="data"):
     if not readers:
         raise ValueError(
             f"{folder}: expected {SPLIT}/ with train_pairs.txt, val_pairs.txt, test_pairs.txt, or "
-            f"an images.csv (image,state,object,split), found neither; {MAKE_SPLIT} writes an "
-            "images.csv for your own photos")
+            "an images.csv (image,state,object,split), or photos in train/, val/ and test/, found "
+            f"neither; {MAKE_SPLIT} writes an images.csv for your own photos")
     lists, rows = readers[0](folder)
 
     # The primitives are the words of the lists; a composition's index follows from their order.
@@ -279,8 +279,8 @@ def dataset_notes(dataset):
         count = Counter(map(str.casefold, names))
         alike = [name for name in names if count[name.casefold()] > 1]
         if alike:
-            notes.append("names that differ in case alone count as different ones: "
-                         f"{shell.shorten(alike)}")
+            notes.append("names that differ in case alone count as different, so spell alike what "
+                         f"is the same: {shell.shorten(alike)}")
     for phase in PHASES[1:]:
         target = dataset.targets[phase]  # (N,)
         allowed = dataset.candidates(phase)[target]
@@ -425,7 +425,7 @@ def print_names(rows):
     for kind in ("state", "object"):
         names = sorted({row[kind] for row in rows})
         print(f"{kind}s: {', '.join(names)}")
-    for name, other in itertools.product(names, names):
+    for name, other in itertools.product(names, names):  # now the objects
         if name.endswith(f"_{other}"):
             print(f'note: object "{name}" ends in the name of another object, "{other}": if the '
                   "rest belongs to the state, write STATE__OBJECT/ or STATE/OBJECT/")

@@ -253,11 +253,10 @@ def _run(network, device, pixels):
 
 
 def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
-    """Yield, for each batch of images {name: path}, {name: feature (F,) float32} and {name: reason}
-    of those that cannot be read.
+    """Yield features {name: (F,) float32} and unreadable {name: reason} of images {name: path}.
 
-    Threads decode a few batches ahead of the network, so that it seldom waits: Pillow releases the
-    global lock while it decodes and resizes.
+    They come batch by batch. Threads decode a few batches ahead of the network, so that it seldom
+    waits: Pillow releases the global lock while it decodes and resizes.
     """
     device = pick_device(device)
     prepare, network = _recipe(backbone, own_preprocess, device)

@@ -166,7 +166,7 @@ def check_archive(path):
     ValueError: the archive is damaged. torch.load itself compares no checksums, and reads
     uninitialised memory where a member is wrongly marked as a folder.
     """
-    with reading(path, "it is damaged: make or fetch it again"):
+    with reading(path, "if it is damaged, make or fetch it again"):
         if not zipfile.is_zipfile(path):
             return []
         with zipfile.ZipFile(path) as archive:

@@ -180,7 +180,8 @@ def test_names_that_differ_in_case_or_unicode_form_alone(tmp_path):
         touch(folder / image)
     dataset = data.load(folder)
     assert not missing_photos(dataset)
-    assert dataset.notes[0] == "names that differ in case alone count as different ones: WET, wet"
+    assert dataset.notes[0] == ("names that differ in case alone count as different, so spell "
+                                "alike what is the same: WET, wet")
     np.savez(folder / "f.npz", files=[on_a_mac], features=[[1]])
     assert data.read_features(folder / "f.npz")["files"] == [typed]
 
