@@ -1,4 +1,4 @@
-"""What surrounds the method: data, features, runs, reports. Its modules import the files beside it."""
+"""The laboratory around the method: data, features, runs and reports; it needs the files beside it."""
 
 from importlib.util import find_spec
 from pathlib import Path

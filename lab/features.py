@@ -8,7 +8,6 @@ N images, B images of a batch, F numbers a feature; crops are uint8 (height, wid
 import copy
 import hashlib
 import itertools
-import os
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lab import shell
+import data
+from compcos import pick_device
+from lab import drawings, shell
 from lab.files import check_writable, load_tensors, reading, writing
 from lab.photos import DECODERS, find_images, missing_photos, open_photo, rgb, with_reasons
-import data
-from lab import drawings
 
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 DIGITS = 8  # the number of digits of a weight file's SHA-256 that name the weights
@@ -191,25 +190,6 @@ def load_backbone(weights=None):
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
 
 
-def pick_device(name="auto"):
-    """Return the torch.device of a name: "auto" (an accelerator if there is one), "cpu", "cuda:1".
-
-    Under torchrun "auto" and "cuda" are the process's own GPU. ValueError: no such device.
-    """
-    if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = found.type if found else "cpu"
-    try:
-        if name == "cuda" and "LOCAL_RANK" in os.environ:
-            name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-            torch.cuda.set_device(name)  # for streams and graphs, too
-        torch.zeros(1, device=name)
-    except Exception as error:  # PyTorch raises many kinds, by device and build
-        raise ValueError(f"no device {name!r} on this machine ({shell.reason(error)}); "
-                         "choose auto, cpu, cuda or mps") from None
-    return torch.device(name)
-
-
 # ---- extraction ----------------------------------------------------------------------------------
 
 
@@ -316,7 +296,7 @@ def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess
         backbone: None for ResNet-18 with its published weights; a module or any callable that maps
             a batch (B, 3, 224, 224) float32 on the device, as `preprocess` makes it, to (B, F);
             or "pixels" for 16 x 16 raw pixels.
-        device: str, see `pick_device`.
+        device: str, see `compcos.pick_device`.
         batch_size: int >= 1, the number of images that the backbone takes at a time.
         preprocess: None for the function above, or a function from a PIL image (RGB) to a tensor,
             such as torchvision, timm and open_clip provide; the backbone then gets batches of
@@ -518,7 +498,7 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
             torch.save; "pixels" for 16 x 16 raw pixels; None for features.npz or
             resnet18_featurers.t7 in the dataset's folder, else for ResNet-18.
         weights: str or Path of ResNet-18's weights, or None, see `load_backbone`.
-        device: str, see `pick_device`.
+        device: str, see `compcos.pick_device`.
         skip_broken: bool, whether images without features are left out of the returned dataset.
         fallback: str or Path, the folder for the cache if the dataset's is read-only; a note says
             so.
