@@ -309,8 +309,9 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     values, resampled = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
         differences = resampled[f"{name}_difference"]
-        leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
-        values[f"{name}_a_leads"] = float(leads)
+        values[f"{name}_a_leads"] = np.nan
+        if len(differences):
+            values[f"{name}_a_leads"] = float(np.mean(differences > ROUNDING))
     return values | {"topk": sweep_a.topk, "protocol": protocol}
 
 
@@ -447,9 +448,9 @@ def _best(block, top, group, k):
             best_scores[:, 0] = block[rows, top]
             best_columns[:, 0] = top
             rows = np.flatnonzero(penalty[top])
-        left = block[rows]
-        left += penalty
-        column_of = np.arange(block.shape[1])
+            block = block[rows]
+        left = block + penalty
+        column_of = np.arange(len(penalty))
     searched = np.arange(len(rows))
     for rank in range(min(k, len(group))):
         index = left.argmax(axis=1)
@@ -564,6 +565,7 @@ class Images(NamedTuple):
     seen: np.ndarray  # (N,) bool, whether the truth is a seen composition
     order: np.ndarray  # (N,) rows by the bias above which they flip
     flip_bias: np.ndarray  # (N,) that bias, ascending; -inf and inf: the image never changes
+    flip_seen: np.ndarray  # (N,) `seen` in that order
     bias: np.ndarray  # (K,) -inf and each finite flip_bias once: the points of the exact curve
     flipped: np.ndarray  # (K,) how many images have flipped just above each of them
 
@@ -579,13 +581,13 @@ def _images(summary, seen):
     flip_bias = flip_bias[order]
     bias = np.unique(np.append(-np.inf, flip_bias[flip_bias < np.inf]))
     flipped = np.searchsorted(flip_bias, bias, "right")
-    return Images(summary, target, is_seen, order, flip_bias, bias, flipped)
+    return Images(summary, target, is_seen, order, flip_bias, is_seen[order], bias, flipped)
 
 
 def _curve(images, counts, weights, protocol):
     """Return the Curve and its area, for images drawn `counts` (N,) times that weigh `weights`."""
     _choice("protocol", protocol, PROTOCOLS)
-    seen = images.seen[images.order]
+    seen = images.flip_seen
     weights = weights[images.order]
     # Weight that is wrong (seen) and right (unseen) once the first n images have flipped: (N + 1,)
     lost, gained = [np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen)]
@@ -929,20 +931,18 @@ def _run(options):
         results = json.loads(json.dumps(results), parse_constant=lambda name: None)
         print(json.dumps(results))
     else:
-        print(f"{_candidates(sweep)}; {results['exact']['n_seen']:,} images of seen and "
-              f"{results['exact']['n_unseen']:,} of unseen compositions; percent")
+        print(f"{results['exact']['n_seen']:,} images of seen and "
+              f"{results['exact']['n_unseen']:,} of unseen compositions; "
+              f"{sweep.candidates.sum():,} of {len(sweep.seen):,} compositions are candidates; "
+              "accuracies in percent")
         _print_table(results)
         print("In papers: S best_seen, U best_unseen (each at its best bias), HM best_hm, AUC auc; "
               "Sta. state_accuracy, Obj. object_accuracy (at bias 0)")
         if against:
-            print(f"\na against b; of b {_candidates(other)}")
+            print(f"\na against b, which has {other.candidates.sum():,} candidates")
             _print_table(against)
     if options.plot:
         plot(sweep, results, options.plot)
-
-
-def _candidates(sweep):
-    return f"{sweep.candidates.sum():,} of {len(sweep.seen):,} compositions are candidates"
 
 
 def main(argv=None):
@@ -956,16 +956,16 @@ def main(argv=None):
                     "the about 20 biases that papers try (published).",
         epilog="example: python evaluate.py scores.npz --confidence 0.95 --unit composition")
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE",
+    add("files", nargs="+",
         help=".npz file with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
              "pairs (P, 2); or .npy files of these names; scores.npy beside the first file is "
              "found by itself")
     add("--against", nargs="+", metavar="FILE",
         help="files of a second system b on the same images: print differences (a minus b) with "
              "paired intervals")
-    add("--topk", type=int, default=1, metavar="K",
-        help="count a prediction as right if the truth is among the K best (default 1)")
-    add("--confidence", type=float, metavar="SHARE",
+    add("--topk", type=int, default=1,
+        help="count a prediction as right if the truth is among the TOPK best (default 1)")
+    add("--confidence", type=float,
         help="print bootstrap intervals of this confidence, for instance 0.95 (default: none, but "
              "0.95 for --against)")
     add("--unit", choices=UNITS, default="image",
