@@ -309,9 +309,8 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     values, resampled = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
         differences = resampled[f"{name}_difference"]
-        values[f"{name}_a_leads"] = np.nan
-        if len(differences):
-            values[f"{name}_a_leads"] = float(np.mean(differences > ROUNDING))
+        leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
+        values[f"{name}_a_leads"] = float(leads)
     return values | {"topk": sweep_a.topk, "protocol": protocol}
 
 
@@ -373,8 +372,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         images = _images(summary, whole.seen)
         areas.append([_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS])
     auc, published = np.array(areas)[inverse].T
-    removed = starts[inverse] / max(whole.candidates.sum(), 1)
-    return dict(threshold=thresholds, removed=removed, auc=auc, auc_published=published)
+    removed = starts / max(whole.candidates.sum(), 1)
+    return dict(threshold=thresholds, removed=removed[inverse], auc=auc, auc_published=published)
 
 
 # From scores to what is stored of an image.
@@ -587,10 +586,10 @@ def _images(summary, seen):
 def _curve(images, counts, weights, protocol):
     """Return the Curve and its area, for images drawn `counts` (N,) times that weigh `weights`."""
     _choice("protocol", protocol, PROTOCOLS)
-    seen = images.flip_seen
     weights = weights[images.order]
     # Weight that is wrong (seen) and right (unseen) once the first n images have flipped: (N + 1,)
-    lost, gained = [np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen)]
+    lost = np.append(0, np.cumsum(weights * images.flip_seen))
+    gained = np.append(0, np.cumsum(weights * ~images.flip_seen))
 
     bias = images.bias
     flipped = images.flipped
@@ -665,8 +664,7 @@ def _accuracy(summary, row, bias, weights):
         return np.nan
     bias = max(bias, -2 * LIMIT)  # below all crossings, but above the -inf of "at none"
     right = (bias <= summary[row]) | (bias > summary[row + 1])
-    right = np.flatnonzero(right)  # a faster index than a mask
-    return float(weights[right].sum() / total)
+    return float(weights[np.flatnonzero(right)].sum() / total)  # faster than by the mask
 
 
 def _harmonic(a, b):
@@ -721,7 +719,7 @@ def _with_intervals(metrics, images, confidence, unit, average):
         table = np.sort([list(drawn.values()) for drawn in computed], axis=0)
         for name, column in zip(list(values), table.T):
             resampled[name] = column[~np.isnan(column)]
-            last = max(len(resampled[name]) - 1, 0)
+            last = len(resampled[name]) - 1
             for end, share in (("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2)):
                 values[name + end] = float(column[round(share * last)])
         values |= {"confidence": confidence, "unit": unit}
@@ -907,7 +905,7 @@ def plot(sweep, reports, path):
         axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
         axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
     axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
-    axes.legend(title=f"top-{sweep.topk}, star: best HM")
+    axes.legend(title="star: best HM")
     axes.figure.savefig(path, dpi=150)
 
 
@@ -928,13 +926,11 @@ def _run(options):
         if against:
             results["against"] = against
         # JSON has no nan and no infinity: they become null.
-        results = json.loads(json.dumps(results), parse_constant=lambda name: None)
-        print(json.dumps(results))
+        print(json.dumps(json.loads(json.dumps(results), parse_constant=lambda name: None)))
     else:
         print(f"{results['exact']['n_seen']:,} images of seen and "
               f"{results['exact']['n_unseen']:,} of unseen compositions; "
-              f"{sweep.candidates.sum():,} of {len(sweep.seen):,} compositions are candidates; "
-              "accuracies in percent")
+              f"{sweep.candidates.sum():,} candidates; accuracies in percent")
         _print_table(results)
         print("In papers: S best_seen, U best_unseen (each at its best bias), HM best_hm, AUC auc; "
               "Sta. state_accuracy, Obj. object_accuracy (at bias 0)")
@@ -976,8 +972,9 @@ def main(argv=None):
              "number of images (default image)")
     add("--json", action="store_true",
         help="print JSON in place of tables: fractions, null for what does not exist")
-    add("--plot", metavar="PNG",
-        help="draw seen against unseen accuracy over all biases (needs matplotlib)")
+    add("--plot",
+        help="draw seen against unseen accuracy over all biases into this image file, for instance "
+             "curve.png (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
         _run(options)
