@@ -97,7 +97,8 @@ def load_data(options):
             weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=fallback)
+        skip_broken=options.skip_broken, fallback=fallback,
+        replace_cache=not options.resume)  # what the run had stays until it is compared
     for note in dataset.notes:
         print(f"note: {note}")
     record = dict(dataset=dataset.name, missing=options.missing, device=str(device),
