@@ -13,7 +13,6 @@ import subprocess
 import time
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,16 +38,17 @@ CALIBRATION = 1 << 24   # scores that a temperature is fitted to, at most
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
 DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
-PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
 EXAMPLES = """\
 examples:
   python compcos.py                                     (train on the built-in dataset)
   python compcos.py --dataset photos --vectors random   (train on photos of your own)
   python compcos.py --checkpoint runs/photos-compcos-open --predict new_photos
 """
-# The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
-VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
 OTHER_VECTORS = ["fasttext", "word2vec"]
+# The datasets whose default recipe is the paper's, and their word vectors by default. A dataset's
+# own vectors.txt comes first.
+PAPER_VECTORS = {"mitstates": OTHER_VECTORS, "utzappos": ["word2vec"], "cgqa": ["word2vec"],
+                 "shapes": OTHER_VECTORS}
 
 
 # ---- the inputs ----
@@ -475,30 +475,26 @@ def check_model(model, features, seen):
 
 def train_model(model, arrays, dataset, record, options, out):
     """Train a prepared model in the folder `out`, with --resume from its last.pt; return it."""
-    world = np.ones(dataset.seen.size, bool)
-    if record["world"] == "closed":
-        world = dataset.candidates("val")
-    validate = compcos.validator(model, *arrays["val"], world.reshape(dataset.seen.shape))
-    begin = partial(compcos.train_epochs, model, *arrays["train"], validate, seed=record["seed"],
-                    eager=options.eager)
+    world = dataset.candidates("val") if record["world"] == "closed" else None
+    validate = compcos.validator(model, *arrays["val"], world)
+    state = None
     path = out / "last.pt"
     if options.resume and path.exists():
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
-            epochs = begin(state=state)
-    else:
-        state = None
-        epochs = begin()
+    epochs = compcos.train_epochs(model, *arrays["train"], validate, seed=record["seed"],
+                                  state=state, eager=options.eager)
     return compcos.finish(model, save_epochs(epochs, state, record, out))
 
 
 def save_epochs(epochs, state, record, out):
     """Go through the epochs of a training, saving its state in the folder `out`; return the last.
 
-    However it ends, last.pt holds the last whole epoch.
+    However it ends, last.pt holds the last whole epoch. `state` is what it holds already, or None.
     """
     done = state["epoch"] if state else 0
+    saved = state
     saved_at = time.monotonic()
     try:
         with shell.Progress("training", record["epochs"] - done, "epochs") as progress:
@@ -508,10 +504,18 @@ def save_epochs(epochs, state, record, out):
                                      f"{row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
+                    saved = state
                     saved_at = time.monotonic()
         save_state(out, state, record)
     except BaseException as error:
-        kept = save_on_error(out, state, record)
+        path = out / "last.pt"
+        kept = f"{path} keeps the last whole epoch; pass --resume to continue"
+        if state is None:
+            kept = "no epoch was finished"
+        elif state is not saved:
+            kept = save_on_error(out, state, record) or kept
+        elif isinstance(error, ValueError):  # of what the file holds
+            raise ValueError(f"{path}: {error}") from None
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"stopped: {kept}") from None
         raise
@@ -527,16 +531,13 @@ def save_state(out, state, record):
 
 
 def save_on_error(out, state, record):
-    """Save after an error, without hiding it by one of its own; return what is kept, in words."""
-    if state is None:
-        return "no epoch was finished"
+    """Save after an error, without hiding it by one of its own; return what is lost, in words."""
     try:
         save_state(out, state, record)
     except Exception as error:
         lost = f"epoch {state['epoch']} is not kept: {error}"
         shell.print_status(f"warning: {lost}")
         return lost
-    return f"{out / 'last.pt'} keeps the last whole epoch; pass --resume to continue"
 
 
 def answer_contents(inputs, options, rho, metrics):
@@ -695,7 +696,7 @@ def settings_changes(options, settings_class):
 
 def default_vectors(dataset):
     """Return the sources of the word vectors that CompCos uses by default."""
-    return VECTORS.get(dataset, OTHER_VECTORS)
+    return PAPER_VECTORS.get(dataset, OTHER_VECTORS)
 
 
 def compcos_settings(recipe, dataset, changes):
@@ -708,7 +709,7 @@ def compcos_settings(recipe, dataset, changes):
 
 def default_recipe(dataset):
     """Return the recipe of a dataset: the paper's for its own and the built-in one, else strong."""
-    return "paper" if dataset in PAPER_DATASETS else "strong"
+    return "paper" if dataset in PAPER_VECTORS else "strong"
 
 
 @shell.command
