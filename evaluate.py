@@ -460,7 +460,7 @@ def _best(block, top, group, k):
 
 
 def _levels(columns, feasibility, steps):
-    """Sort the unseen candidates `columns` (U,) by how many of T ascending thresholds keep them.
+    """Sort unseen candidates, `columns` (U,), by the last of T ascending `steps` to keep them.
 
     Return the level (P,) of each column, which is the last step that keeps it, -1 if it never
     competes; the columns by ascending level; and starts (T,): columns[starts[i]:] remain at step i.
