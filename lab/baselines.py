@@ -586,15 +586,16 @@ class TMN(BaselineModel):
 
     def compositions(self):
         """Return the gates of every composition."""
-        count = len(self.states) * len(self.objects)
-        return self.gated(torch.arange(count, device=self.states.device))
+        return self.gated(torch.arange(len(self.states) * len(self.objects),
+                                       device=self.states.device))
 
     def score(self, features, compositions):
         """Return scores (B, S, O) of images (B, F), in evaluation mode."""
         blocks = []
         for images in features.split(128):
-            # The images come last, for long products, and some compositions at a time.
-            first = self.first_layer(images).permute(1, 2, 0)                     # (K, w, B)
+            # The images come last, for long products, and some compositions at a time. Contiguous
+            # outputs are shared by these; others would be copied for each of them.
+            first = self.first_layer(images).permute(1, 2, 0).contiguous()        # (K, w, B)
             size = chunk_size(first)
             scores = []
             for gates in zip(*[gate.split(size) for gate in compositions]):
