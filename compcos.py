@@ -59,8 +59,9 @@ def setting(paper, strong=None, help="", *, choices=None, least=-math.inf, above
     """
     if strong is None:
         strong = paper
+    limits = dict(least=least, above=above, below=below)
     return field(default=paper, metadata=dict(strong=strong, help=help, choices=choices,
-                                              least=least, above=above, below=below))
+                                              limits=limits))
 
 
 @dataclass(frozen=True)
@@ -169,24 +170,25 @@ DATASET_SETTINGS = {
 def check_setting(declared, value):
     """Return the value of a setting, a dataclass field, as `check_value` returns it."""
     rule = declared.metadata
-    return check_value(declared.name, value, declared.type, choices=rule["choices"],
-                       least=rule["least"], above=rule["above"], below=rule["below"])
+    return check_value(declared.name, value, declared.type, rule["choices"], **rule["limits"])
 
 
 # ---- arguments ----
 
 
-def check_value(name, value, kind, *, choices=None, least=-math.inf, above=-math.inf,
+KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
+         bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}
+
+
+def check_value(name, value, kind, choices=None, *, least=-math.inf, above=-math.inf,
                 below=math.inf):
     """Return a value as a plain int, float, bool or str; ValueError outside its range.
 
     Numbers of NumPy become Python's, which JSON files hold.
     """
-    accepted, expected = {
-        int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
-        bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}[kind]
+    accepted, expected = KINDS[kind]
     fits = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
-    if choices is not None:
+    if choices:
         expected = f"one of {', '.join(choices)}"
         fits = fits and value in choices
     elif fits and not (least <= value < below and value > above):  # nan is never in range
@@ -199,18 +201,13 @@ def check_value(name, value, kind, *, choices=None, least=-math.inf, above=-math
     return kind(value)
 
 
-NUMBER_TYPES = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # by NumPy's kinds
-
-
 def as_tensor(values, device=None, name="values"):
     """Return numbers as a tensor on a device; ValueError for anything but an array of numbers."""
     if not torch.is_tensor(values):
         array = np.array(values)
-        if array.dtype.kind not in NUMBER_TYPES:
+        if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be an array of real numbers, got {array.dtype} of shape "
                              f"{array.shape}")
-        if array.dtype not in (np.float16, np.float32):  # torch lacks some widths and byte orders
-            array = array.astype(NUMBER_TYPES[array.dtype.kind])
         values = torch.as_tensor(array)
     return values.to(device=device)
 
@@ -256,19 +253,20 @@ def as_targets(targets, states, objects, count="N"):
         states, objects: S and O.
         count: N, where it is known.
     """
-    values = as_tensor(targets, "cpu", "targets")
+    values = as_tensor(targets, "cpu", "targets").double()
     check_shape("targets", values, (count,), (count, 2))
-    pairs = values.double()
-    if pairs.ndim == 1:
-        pairs = torch.stack([pairs // objects, pairs % objects], 1)
-    limits = torch.tensor([states, objects])
-    fits = ((pairs >= 0) & (pairs < limits) & (pairs == pairs.floor())).all(1)
-    if not fits.all():
-        row = int(fits.int().argmin())
-        raise ValueError(f"targets must be whole numbers s * O + o, or pairs (s, o), with s below "
-                         f"{states} and o below {objects}, got {values[row].tolist()} in row {row}")
-    pairs = pairs.long()
-    return pairs[:, 0] * objects + pairs[:, 1]
+    limits = torch.tensor(states * objects)
+    if values.ndim == 2:
+        limits = torch.tensor([states, objects])
+    wrong = values[(values < 0) | (values >= limits) | (values != values.floor())
+                   | values.isnan()]
+    if len(wrong):
+        raise ValueError("targets must be whole numbers s * O + o, or pairs (s, o), with s below "
+                         f"{states} and o below {objects}, got {wrong[0]:g}")
+    values = values.long()
+    if values.ndim == 2:
+        values = values[:, 0] * objects + values[:, 1]
+    return values
 
 
 def check_seen(seen, targets):
@@ -547,16 +545,16 @@ class CompCos(nn.Module):
                 unseen.
         """
         seen = as_mask("seen", seen, len(self.states), len(self.objects))
-        images = np.ones(seen.size)  # of each composition, at least 1
-        if targets is not None:
-            indices = as_targets(targets, *seen.shape).numpy()
-            check_seen(seen, indices)
-            images = np.bincount(indices, minlength=seen.size).clip(1)
-        elif self.settings.logit_adjustment:
-            raise ValueError("targets must be given for the logit adjustment, got None: call "
-                             "prepare(seen, targets)")
-        adjustment = np.log(images).reshape(seen.shape)
-        adjustment = self.settings.logit_adjustment * (adjustment - adjustment[seen].mean())
+        if targets is None:
+            if self.settings.logit_adjustment:
+                raise ValueError("targets must be given for the logit adjustment, got None: call "
+                                 "prepare(seen, targets)")
+            targets = np.flatnonzero(seen)
+        indices = as_targets(targets, *seen.shape).numpy()
+        check_seen(seen, indices)
+        # A composition without an image counts as one with one image.
+        images = np.bincount(indices, minlength=seen.size).clip(1).reshape(seen.shape)
+        adjustment = self.settings.logit_adjustment * (np.log(images) - np.log(images[seen]).mean())
 
         # Masks and offsets are made here and not in the loss: a captured step cannot index by a
         # mask, since the shape of the result would have to be read back.
@@ -1043,9 +1041,8 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
     if state is None:
         state = dict(epoch=0, history=[], best=dict(epoch=0))
     else:
-        steps = math.ceil(passes * len(features) / size)
-        check_state(state, model, optimizer, validate, steps)
-        restore(state, model, optimizer, ema, steps)
+        check_state(state, model, optimizer, validate)
+        restore(state, model, optimizer, ema)
     run_step, total = make_step(model, optimizer, features, targets, eager=eager)
     for epoch in range(state["epoch"] + 1, settings.epochs + 1):
         since_best = state["epoch"] - state["best"]["epoch"]
@@ -1090,34 +1087,32 @@ def finish_epoch(state, model, optimizer, ema, loss, validate):
     history = state["history"]
     best = state["best"]
     value = math.nan
-    with ema.exchange():
-        if validate is not None:
-            value = check_value("the result of validate", float(validate()), float)
-        if (validate is None or best["epoch"] == 0
-                or value > history[best["epoch"] - 1]["validation"]):
-            best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    trained = copy.deepcopy(model.state_dict())
+    torch._foreach_copy_(ema.weights, ema.average)  # the average validates
+    if validate is not None:
+        value = check_value("the result of validate", float(validate()), float)
+    if validate is None or epoch == 1 or value > history[best["epoch"] - 1]["validation"]:
+        best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    model.load_state_dict(trained)
     row = dict(epoch=epoch, loss=loss, validation=value)
-    return dict(epoch=epoch, history=[*history, row], best=best,
-                model=copy.deepcopy(model.state_dict()),
+    return dict(epoch=epoch, history=[*history, row], best=best, model=trained,
                 optimizer=copy.deepcopy(optimizer.state_dict()["state"]),
                 ema=copy.deepcopy(ema.average))
 
 
-def restore(state, model, optimizer, ema, steps):
-    """Bring model, optimiser and average to where a state ended; an epoch has so many steps."""
+def restore(state, model, optimizer, ema):
+    """Bring model, optimiser and average to where a state ended."""
     model.load_state_dict(state["model"])
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
-    saved = copy.deepcopy(state["optimizer"])
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict(dict(state=saved, param_groups=groups))
-    for average, value in zip(ema.average, state["ema"]):
-        average.copy_(value)
-    ema.steps = state["epoch"] * steps
+    moments = copy.deepcopy(state["optimizer"])
+    optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
+    torch._foreach_copy_(ema.average, state["ema"])
+    ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
 
-def check_state(state, model, optimizer, validate, steps):
-    """Raise ValueError unless a state is one that this training, of so many steps an epoch, yields.
+def check_state(state, model, optimizer, validate):
+    """Raise ValueError unless a state is one that this training may have yielded.
 
     It is compared with the form of a state of the same epoch, made here.
     """
@@ -1134,8 +1129,8 @@ def check_state(state, model, optimizer, validate, steps):
         form = dict(epoch=len(epochs), history=[dict(epoch=epoch, **row) for epoch in epochs],
                     best=dict(epoch=best_epoch, model=weights), model=weights, optimizer=moments,
                     ema=[*model.parameters()])
-        fits = form_of(state) == form_of(form) and best_epoch in epochs and all(
-            0 < moment["step"] <= len(epochs) * steps for moment in state["optimizer"].values())
+        steps = [int(moment["step"]) for moment in state["optimizer"].values()]
+        fits = form_of(state) == form_of(form) and best_epoch in epochs and min(steps) > 0
     except Exception:  # a state from elsewhere may hold anything
         fits = False
     if not fits:
@@ -1176,16 +1171,6 @@ class EMA:
         self.steps += 1
         decay = min(self.greatest, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(self.average, self.weights, 1 - decay)
-
-    @contextmanager
-    def exchange(self):
-        """Give the model the average as its weights inside, and its own back after."""
-        trained = [weight.clone() for weight in self.weights]
-        try:
-            torch._foreach_copy_(self.weights, self.average)
-            yield
-        finally:
-            torch._foreach_copy_(self.weights, trained)
 
 
 def adam(model, device):
