@@ -1,15 +1,15 @@
 """Compositions, splits and images of a dataset.
 
-    python data.py DATASET|FOLDER                 # says what is there and what is wrong, decodes
-                                                  # each photo that features are to be made of
-    python data.py FOLDER --make-split            # own photos in folders -> images.csv with a split
+    python data.py DATASET|FOLDER        # count what is there, and check it: every photo is decoded
+    python data.py FOLDER --make-split   # write images.csv with a split of your own photos
 
-A folder has the layout that this field's repositories share
-(`compositional-split-natural/*_pairs.txt`, a metadata `.t7`, `images/`),
-or an `images.csv` with the columns image, state, object, split.
+A folder has one of three layouts:
+* `compositional-split-natural/*_pairs.txt`, a metadata `.t7` and `images/`, as published;
+* an `images.csv` with the columns image, state, object, split;
+* photos in SPLIT/STATE/OBJECT/ or SPLIT/STATE_OBJECT/, where SPLIT is train, val and test.
 
-N images, S states, O objects, P pairs, F numbers a feature;
-composition (s, o) = s*O + o; a phase (train, val, test) is a set of images.
+N images, S states, O objects, P pairs, F numbers a feature; composition (s, o) has the index s*O +
+o; a phase (train, val, test) is a set of images.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import csv
 import io
 import itertools
 import re
+import unicodedata
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -27,27 +28,31 @@ import torch
 
 from lab import shell
 from lab.files import check_archive, load_tensors, reading, write_rows
-from lab.photos import broken_photos, missing_photos, photo_files, what_stayed_out, with_reasons
+from lab.photos import (broken_photos, list_photos, missing_photos, photo_files, repeated_photos,
+                        with_reasons)
 from feasibility import read_pairs
 
 PHASES = "train", "val", "test"
 FOLDERS = {"utzappos": "ut-zap50k", "mitstates": "mit-states", "cgqa": "cgqa", "shapes": "shapes"}
-DOWNLOADED = "utzappos", "mitstates", "cgqa"  # those of these that download.py fetches
+DOWNLOADED = "utzappos", "mitstates", "cgqa"  # the keys of FOLDERS that lab.download fetches
 SPLIT = "compositional-split-natural"
 METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
-FEATURES = "features.npz", "resnet18_featurers.t7"  # the first of these that is there counts
+FEATURES = "features.npz", "resnet18_featurers.t7"  # the first that exists is used
 
-# The columns of images.csv, and what this field calls some (in any case).
+# The columns of images.csv, and other names for some (in any case).
 REQUIRED = "image", "state", "object"
 COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+# The phase of each name that a folder, or a cell in the column split, may have.
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+MAKE_SPLIT = "`python data.py FOLDER --make-split`"
 
 COMPOSITION_SHARE = 0.2  # of the compositions, unseen in val, and as many in test: 6 and 6 of 28
 IMAGE_SHARE = 0.15  # of the seen compositions' images, in val, and as many in test
 
 
 class Dataset(NamedTuple):
-    """What a folder holds, read by `load`."""
+    """The content of a dataset's folder, read by `load`."""
 
     name: str                       # a key of FOLDERS, or the folder's name
     folder: Path
@@ -56,27 +61,27 @@ class Dataset(NamedTuple):
     pairs: dict[str, np.ndarray]    # phase -> (P, 2) int64 state and object, unique, ascending
     images: dict[str, list[str]]    # phase -> N names, `/` between folders; `path` finds the file
     targets: dict[str, np.ndarray]  # phase -> (N,) int64, s*O + o
-    feasible: np.ndarray | None     # (S, O) bool, the truth where feasible_pairs.txt is there
-    notes: list[str]                # what was odd but is no obstacle
+    feasible: np.ndarray | None     # (S, O) bool, the truth where feasible_pairs.txt exists
+    notes: list[str]                # oddities that are no obstacle
     upright: bool = True            # photos are turned upright by their EXIF tag
 
     @property
     def seen(self):
-        """(S, O) bool: the training pairs, and whatever else training images show."""
+        """(S, O) bool: the training pairs, and all compositions that training images show."""
         seen = np.zeros((len(self.states), len(self.objects)), bool)
         seen[tuple(self.pairs["train"].T)] = True
         seen.flat[self.targets["train"]] = True
         return seen
 
     def candidates(self, phase):
-        """(S*O,) bool: the closed world of a phase, its own pairs and the seen ones."""
+        """Return the closed world of a phase, its own pairs and the seen ones: (S*O,) bool."""
         allowed = self.seen
         allowed[tuple(self.pairs[phase].T)] = True
         return allowed.ravel()
 
     @property
     def compositions(self):
-        """`state object` of every composition, S*O texts in the order s*O + o."""
+        """S*O texts `state object` in the order s*O + o."""
         return [f"{state} {object_}" for state in self.states for object_ in self.objects]
 
     @property
@@ -85,24 +90,47 @@ class Dataset(NamedTuple):
         return list(dict.fromkeys(itertools.chain(*self.images.values())))
 
     def path(self, image):
-        """Where an image lies: under `images/`, or (own data) beside images.csv."""
-        inside = self.folder / "images" / image
-        return inside if inside.exists() else self.folder / image
+        """Return the path of an image, which is under `images/` or beside images.csv.
+
+        The file's name may have another Unicode form than the list's, as names from a Mac have.
+        """
+        for name in (image, unicodedata.normalize("NFD", image)):
+            for place in (self.folder / "images", self.folder):
+                if (place / name).exists():
+                    return place / name
+        return self.folder / image
 
 
 # ---- finding and reading a folder ----------------------------------------------------------------
 
 
 def load(name, root="data"):
-    """Read a dataset by its name (a folder of `root`) or by its folder: Dataset.
+    """Read a dataset's lists, images and split.
 
-    Rows with NA in place of a name, or with a pair in no list, are left out; of others the set, and
-    not the pair, says where an image belongs. FileNotFoundError: no such folder or file.
-    ValueError: the first thing in it that is not as expected, with its file and line.
+    Rows with a pair in no list, such as NA in place of a name, are left out. Of other rows the set,
+    and not the pair, says where an image belongs.
+
+    Args:
+        name: str or Path, a key of FOLDERS, a dataset's folder, or the name of a folder in `root`.
+        root: str or Path, the folder that holds the datasets.
+
+    Returns:
+        Dataset.
+
+    Raises:
+        FileNotFoundError: the folder, or a file in it, does not exist.
+        ValueError: something is not as expected; the message names the first such file and line.
     """
     folder = locate(name, root)
-    read = read_own if (folder / "images.csv").exists() else read_published
-    lists, rows = read(folder)
+    layouts = {"images.csv": read_own, SPLIT: read_published,
+               "train": read_own, "images/train": read_own}
+    readers = [read for name, read in layouts.items() if (folder / name).exists()]
+    if not readers:
+        raise ValueError(
+            f"{folder}: expected {SPLIT}/ with train_pairs.txt, val_pairs.txt, test_pairs.txt, or "
+            "an images.csv (image,state,object,split), or photos in train/, val/ and test/, found "
+            f"neither; {MAKE_SPLIT} writes an images.csv for your own photos")
+    lists, rows = readers[0](folder)
 
     # The primitives are the words of the lists; a composition's index follows from their order.
     listed = set().union(*lists.values())
@@ -118,7 +146,8 @@ def load(name, root="data"):
                  if its_phase == phase and pair in listed]
         if not shown:
             raise ValueError(f"{folder}: no image of a listed pair in the set {phase!r}; train, "
-                             "val and test each need some")
+                             f"val and test each need some ({MAKE_SPLIT} can cut val and test out "
+                             "of the train of your own photos)")
         images[phase] = [image for image, _ in shown]
         targets[phase] = np.array([target for _, target in shown], np.int64)
         indices = np.unique([index[pair] for pair in lists[phase]])
@@ -131,9 +160,9 @@ def load(name, root="data"):
 
 
 def locate(name, root="data"):
-    """The folder that `name` means: root/ut-zap50k for utzappos and so on (FOLDERS).
+    """Return the folder of a dataset: `root`/ut-zap50k for utzappos and so on (FOLDERS).
 
-    Any other name is a folder, or else a folder of `root`. FileNotFoundError if it is not there.
+    Any other name is a folder, or else a folder of `root`. FileNotFoundError: it does not exist.
     """
     places = [Path(name), Path(root, name)]
     if name in FOLDERS:
@@ -142,63 +171,67 @@ def locate(name, root="data"):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"no dataset {str(name)!r}: no folder {shell.shorten(places)}; expected a folder, or a name "
-        "whose folder `python download.py NAME --data-root DIR` fetches")
+        f"no dataset {str(name)!r}: no folder {shell.shorten(places)}; expected a folder, or a "
+        "name whose folder `python -m lab.download NAME --data-root DIR` fetches")
 
 
 def read_published(folder):
-    """The shared layout: phase -> list of (state, object), and rows (image, (state, object), set).
-    """
-    if not (folder / SPLIT).is_dir():
-        raise ValueError(
-            f"{folder}: expected {SPLIT}/ with train_pairs.txt, val_pairs.txt, test_pairs.txt, or "
-            "an images.csv (image,state,object,split), found neither; `python data.py FOLDER "
-            "--make-split` makes an images.csv of own photos")
+    """Read the published layout: {phase: list of (state, object)} and rows (image, pair, phase)."""
     lists = {phase: read_pairs(folder / SPLIT / f"{phase}_pairs.txt") for phase in PHASES}
     rows = []
     for image, state, object_, phase in read_metadata(folder / METADATA):
-        rows.append((normalize_path(image), (normalize_name(state), normalize_name(object_)), phase))
+        pair = normalize_name(state), normalize_name(object_)
+        rows.append((normalize_path(image), pair, phase))
     return lists, rows
 
 
 def read_metadata(file, keys=METADATA_KEYS):
-    """Rows of texts, by default (image, state, object, set), from a `.t7` list of dicts.
+    """Return tuples of texts, by default (image, state, object, set), from a `.t7` list of dicts.
 
-    Runs no code in the file. ValueError: it holds something else.
+    No code in the file is run. ValueError: it holds something else.
     """
-    stored = load_tensors(file)
-    expected = f"expected a list of dicts of texts {', '.join(keys)}, by torch.save"
-    with reading(file, expected):
-        # `str.strip` refuses what is no text.
+    expected = f"a list of dicts of texts {', '.join(keys)}, by torch.save"
+    stored = load_tensors(file, expected)
+    with reading(file, f"expected {expected}"):
+        # `str.strip` refuses values that are no text.
         return [tuple(str.strip(row[key]) for key in keys) for row in stored]
 
 
 def read_own(folder):
-    """images.csv: as `read_published`, the lists of pairs from its rows."""
-    file = folder / "images.csv"
+    """Read images.csv or photos in folders, as `read_published` does, with lists from the rows."""
     lists = {phase: [] for phase in PHASES}
     rows = []
-    for line, row in read_table(file):
-        phase = row.get("split", "").lower()
-        if phase not in PHASES:
-            raise ValueError(f"{file} line {line}: expected a split train, val or test, found "
-                             f"{phase!r}; `python data.py FOLDER --make-split` makes a split where "
+    for row in own_rows(folder):
+        phase = phase_of(row)
+        if phase is None:
+            raise ValueError(f"{folder}: expected a split train, val or test of {row['image']}, "
+                             f"found {row.get('split', '')!r}; {MAKE_SPLIT} makes a split where "
                              "there is none")
         pair = row["state"], row["object"]
-        if "NA" not in pair:
-            lists[phase].append(pair)
-            rows.append((normalize_path(row["image"]), pair, phase))
+        lists[phase].append(pair)
+        rows.append((normalize_path(row["image"]), pair, phase))
     return lists, rows
 
 
-def read_table(file):
-    """Yield line and {column in lower case: text} of each row of a table of images.
+def own_rows(folder):
+    """Return a list of {column: text}, of images.csv or else of the photos in folders."""
+    file = folder / "images.csv"
+    return list(read_table(file)) if file.exists() else read_photos(folder)
 
-    As spreadsheets write it: `,`, `;`, `|` or tab between the columns, empty rows, any further
-    columns; and attr, obj, set for state, object, split. ValueError names the first line that is
-    not as expected.
+
+def phase_of(row):
+    """Return the phase that a row's `split` names, None if it names none."""
+    return SPLITS.get(row.get("split", "").lower())
+
+
+def read_table(file):
+    """Yield {column in lower case: text} of each row of a table of images.
+
+    Columns are separated by `,`, `;`, `|` or tab. Empty rows are skipped, other columns are kept,
+    and attr, obj, set stand for state, object, split. ValueError names the first line that is not
+    as expected.
     """
-    with reading(file, "expected a table of image,state,object,split in UTF-8"):
+    with reading(file, "expected a table of image,state,object,split, saved as `CSV UTF-8`"):
         text = file.read_text(encoding="utf-8-sig")
         header = text.partition("\n")[0]
         separator = max(",;\t|", key=header.count)
@@ -208,7 +241,8 @@ def read_table(file):
         names = [name.strip().lower() for name in next(reader, ())]
         columns = [COLUMNS.get(name, name) for name in names]
         if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
-            raise ValueError(f"columns {header!r}")
+            raise ValueError(f"{file} has the columns {header!r}: remove any line above them, such "
+                             "as `sep=,`")
         for cells in reader:
             cells = [cell.strip() for cell in cells]
             if any(cells):
@@ -217,11 +251,11 @@ def read_table(file):
                     raise ValueError(f"{file} line {reader.line_num}: found {cells}")
                 row["state"] = normalize_name(row["state"])
                 row["object"] = normalize_name(row["object"])
-                yield reader.line_num, row
+                yield row
 
 
 def read_feasible(folder, index, shape):
-    """(S, O) bool from feasible_pairs.txt (`state object` a line), None without that file.
+    """Return (S, O) bool from feasible_pairs.txt (`state object` a line), None without that file.
 
     index: {(state, object): s*O + o} of all compositions; shape: (S, O).
     """
@@ -235,12 +269,18 @@ def read_feasible(folder, index, shape):
 
 
 def dataset_notes(dataset):
-    """Notes on what training does not show, and on what images cannot tell."""
+    """Return notes on what training does not show, on odd names, and on repeated images."""
     notes = []
     states, objects = np.divmod(dataset.targets["train"], len(dataset.objects))  # (N,) each
     unknown = [*np.delete(dataset.states, states), *np.delete(dataset.objects, objects)]
     if unknown:
         notes.append(f"no training image shows {shell.shorten(unknown)}")
+    for names in (dataset.states, dataset.objects):
+        count = Counter(map(str.casefold, names))
+        alike = [name for name in names if count[name.casefold()] > 1]
+        if alike:
+            notes.append("names that differ in case alone count as different, so spell alike what "
+                         f"is the same: {shell.shorten(alike)}")
     for phase in PHASES[1:]:
         target = dataset.targets[phase]  # (N,)
         allowed = dataset.candidates(phase)[target]
@@ -252,24 +292,20 @@ def dataset_notes(dataset):
             notes.append(f"{phase} images show {'seen' if seen.all() else 'unseen'} compositions "
                          "alone: only that half can be evaluated")
 
-    rows = sum(map(len, dataset.images.values()))
-    distinct = sum(len(set(images)) for images in dataset.images.values())
-    shared = distinct - len(dataset.every_image)
-    if rows > distinct:
-        notes.append(f"rows of an image that its set has already, each of which counts: "
-                     f"{rows - distinct:,}")
-    if shared:
-        notes.append(f"images in more than one set: {shared:,}")
+    repeated = sum(map(len, dataset.images.values())) - len(dataset.every_image)
+    if repeated:
+        notes.append("rows that repeat an image of their own or of another set, each of which "
+                     f"counts: {repeated:,}")
     return notes
 
 
 def normalize_path(image):
-    """An image's name with `/` between folders, and no `./` before."""
-    return image.replace("\\", "/").removeprefix("./")
+    """Return an image's name with `/` between folders, no `./` before, and composed letters."""
+    return unicodedata.normalize("NFC", image.replace("\\", "/").removeprefix("./"))
 
 
 def normalize_name(name):
-    """A state's or object's name without blanks around it, one blank within."""
+    """Return a state's or object's name without blanks around it, and single blanks within."""
     return " ".join(name.split())
 
 
@@ -277,11 +313,11 @@ def normalize_name(name):
 
 
 def finished_features(dataset, file=None):
-    """The file whose features are taken as they are; None: they are made of the photos.
+    """Return the file whose features are used as they are, None if features are made of photos.
 
-    file: one that is named for it, or "pixels", which are made. Else a file in the folder, but the
-    cache of an extraction only where all photos are gone: otherwise it is brought up to date from
-    them.
+    file: the file that the user names, or "pixels", which are made of photos; None: the first of
+    FEATURES in the folder. The cache of an extraction is such a file only where all photos are
+    gone; otherwise the extraction updates it.
     """
     if file == "pixels":
         return None
@@ -300,20 +336,23 @@ def finished_features(dataset, file=None):
 
 
 def read_features(path):
-    """The dict in a .npz or torch.save file, with `files` a list and `features` (N, F) float32.
+    """Return the dict in a .npz or torch.save file: `files`, a list, `features` (N, F) float32.
 
-    Whatever the name's ending, the content decides which of the two it is. ValueError says what is
-    not as expected.
+    The content, not the name's ending, decides how the file is read. ValueError says what is not as
+    expected.
     """
+    expected = ("`files`, N names, and `features`, (N, F) numbers, as np.savez(FILE, files=names, "
+                "features=array) writes them")
     if any(name.endswith(".npy") for name in check_archive(path)):
-        with reading(path, "save it anew by np.savez"), np.load(path) as archive:
+        remedy = "turn arrays of objects into text or numbers, as by `names.astype(str)`"
+        with reading(path, remedy), np.load(path) as archive:
             stored = dict(archive)
     else:
-        stored = load_tensors(path)
-    with reading(path, "expected `files`, N names, and `features`, (N, F) numbers"):
+        stored = load_tensors(path, expected)
+    with reading(path, f"expected {expected}"):
         files = [normalize_path(name) for name in stored["files"]]
         features = stored["features"]
-        if torch.is_tensor(features):  # with a gradient, or of a type that NumPy lacks
+        if torch.is_tensor(features):  # possibly with a gradient, or of a type that NumPy lacks
             features = features.detach().float()
         features = np.asarray(features, np.float32)
         if features.ndim != 2 or features.size == 0 or len(features) != len(files):
@@ -327,7 +366,8 @@ def read_features(path):
 
 
 def checksum(dataset, vectors, features):
-    """A number by which --resume notices that the data changed."""
+    """Return a number by which --resume notices that names, vectors, features or targets changed.
+    """
     content = zlib.crc32(repr((dataset.states, dataset.objects)).encode())
     for array in (dataset.seen, vectors, *features.values(), *dataset.targets.values()):
         content = zlib.crc32(np.ascontiguousarray(array), content)
@@ -338,51 +378,87 @@ def checksum(dataset, vectors, features):
 
 
 def make_split(folder, seed=0, share=COMPOSITION_SHARE):
-    """Write images.csv with a split, from an images.csv without one or from photos in folders.
+    """Write images.csv with a split, from an images.csv or from photos in folders.
 
-    share: of the compositions, see `assign_splits`. ValueError: a split is there, or none can be made.
+    Where a part of the split is given (train with val, or train with test), the other set is cut
+    out of train. The names of states and objects are printed.
+
+    Args:
+        folder: str or Path, the folder of images.csv, or of photos in STATE_OBJECT/ or
+            STATE/OBJECT/ folders, which may lie in folders train/, val/ and test/.
+        seed: int >= 0, the seed of the draw.
+        share: float in (0, 0.5), the share of the compositions that become unseen ones of each set
+            that is made, see `assign_splits`.
+
+    Raises:
+        ValueError: the split is complete already, or none can be made.
     """
     folder = Path(folder)
     file = folder / "images.csv"
-    if file.exists():
-        rows = [row for _, row in read_table(file)]
-    else:
-        rows = read_photos(folder)
+    rows = own_rows(folder)
     if not rows:
         raise ValueError(f"{folder}: expected photos in state_object/ or state/object/ folders, or "
                          "rows in images.csv, found none")
-    if any(row.get("split") for row in rows):
-        raise ValueError(f"{file} has a split: remove that column (or the file, for photos in "
-                         "folders) to make another")
-    split = assign_splits([(row["state"], row["object"]) for row in rows], seed, share)
-    for row, phase in zip(rows, split):
+    print_names(rows)
+    phases = [phase_of(row) for row in rows]
+    if not any(row.get("split") for row in rows):
+        phases = ["train" for _ in rows]
+    missing = [phase for phase in PHASES if phase not in phases]
+    if not missing or "train" in missing or None in phases:
+        raise ValueError(f"{folder} has a split: use it as it is, or remove that column of "
+                         "images.csv (or the file, for photos in folders) to make another; only a "
+                         "set that no row names is cut out of train")
+    training = [row for row, phase in zip(rows, phases) if phase == "train"]
+    made = assign_splits([(row["state"], row["object"]) for row in training], seed, share)
+    for row, phase in zip(rows, phases):
         row["split"] = phase
+    for row, phase in zip(training, made):
+        if phase in missing:
+            row["split"] = phase
     write_rows(file, rows[0], [row.values() for row in rows])
-    print(f"wrote {file} (seed {seed}, share {share:g})")
+    print(f"wrote {file} ({' and '.join(missing)} cut out of train, seed {seed}, share {share:g})")
+
+
+def print_names(rows):
+    """Print the states and objects of rows, and a note on objects that may hold a part of a state.
+    """
+    for kind in ("state", "object"):
+        names = sorted({row[kind] for row in rows})
+        print(f"{kind}s: {', '.join(names)}")
+    for name, other in itertools.product(names, names):  # now the objects
+        if name.endswith(f"_{other}"):
+            print(f'note: object "{name}" ends in the name of another object, "{other}": if the '
+                  "rest belongs to the state, write STATE__OBJECT/ or STATE/OBJECT/")
 
 
 def read_photos(folder):
-    """Rows from photos in `state_object/` or `state/object/` folders, in FOLDER/images or FOLDER.
+    """Return rows of the photos in FOLDER/images/ or FOLDER/, from the names of their folders.
+
+    Folders are STATE_OBJECT/ or STATE/OBJECT/. If all top folders have names in SPLITS, and one is
+    train, they are the split.
     """
     root = folder / "images" if (folder / "images").is_dir() else folder
-    photos, left_out = photo_files(root)
+    photos = list_photos(root)
+    top = {photo.split("/")[0] for photo in photos}
+    has_split = "train" in top and top <= SPLITS.keys()
     rows = []
     for photo in photos:
+        split = ""
         *names, _ = photo.split("/")
+        if has_split:
+            split, *names = names
         if len(names) == 1:
             names = split_folder_name(names[0])
         names = [normalize_name(name) for name in names]
         if len(names) != 2 or not all(names):
             raise ValueError(f"{root}: expected photos in state_object/ or state/object/ folders, "
                              f"found {photo}")
-        rows.append({"image": photo, "state": names[0], "object": names[1]})
-    if left_out:
-        print(f"note: {what_stayed_out(left_out)}")
+        rows.append({"image": photo, "state": names[0], "object": names[1], "split": split})
     return rows
 
 
 def split_folder_name(name):
-    """State and object of a folder: the longest run of `_`, of equals the first, is between them.
+    """Split a folder's name into state and object at the longest run of `_`, at first if several.
 
     >>> split_folder_name("wet_dog"), split_folder_name("Corn_(maize)___healthy")
     (['wet', 'dog'], ['Corn_(maize)', 'healthy'])
@@ -395,11 +471,12 @@ def split_folder_name(name):
 
 
 def assign_splits(pairs, seed=0, share=COMPOSITION_SHARE):
-    """A set for each of N images from its (state, object): list of N of "train", "val", "test".
+    """Draw a set, "train", "val" or "test", for each of N images from its (state, object).
 
-    `share` of the compositions become val's unseen ones and as many test's, while every state and
-    object keeps a training composition; of the others' images IMAGE_SHARE go to val and as many to
-    test, and each composition keeps one. ValueError: too few for three sets.
+    `share` of the compositions become the unseen ones of val, and as many those of test, while
+    every state and object keeps a training composition. Of the other compositions' images
+    IMAGE_SHARE go to val and as many to test, while each composition keeps one in train.
+    ValueError: there are too few images for three sets.
     """
     random = np.random.default_rng(seed)
     compositions, shown = np.unique(pairs, axis=0, return_inverse=True)  # (C, 2), (N,)
@@ -407,15 +484,15 @@ def assign_splits(pairs, seed=0, share=COMPOSITION_SHARE):
     unseen = choose_unseen(compositions.tolist(), share, random)
     split = np.array([unseen.get(composition, "train") for composition in shown.tolist()])
 
-    # Of each seen composition all images but one may leave training.
+    # All images but one of each seen composition may leave training.
     spare = []
     for composition in range(len(compositions)):
         if composition not in unseen:
             spare.append(random.permutation(np.flatnonzero(shown == composition))[1:])
-    # In turns to test and to val, so that both get as many, however few there are.
+    # They go to test and to val in turn, so that both get equally many, however few there are.
     spare = random.permutation(np.concatenate(spare))
-    wanted = max(1, round(IMAGE_SHARE * np.sum(split == "train")))
-    last = 2 * min(wanted, len(spare) // 2)
+    number = max(1, round(IMAGE_SHARE * np.sum(split == "train")))
+    last = 2 * min(number, len(spare) // 2)
     split[spare[0:last:2]] = "test"
     split[spare[1:last:2]] = "val"
     if set(split) != set(PHASES):
@@ -425,19 +502,19 @@ def assign_splits(pairs, seed=0, share=COMPOSITION_SHARE):
 
 
 def choose_unseen(compositions, share, random):
-    """{place in compositions: "val" or "test"}: `share` of (state, object) each, or as many as can
-    be.
+    """Draw unseen compositions: {index in compositions: "val" or "test"}.
 
-    Every state and object stays in a composition that is not chosen.
+    Each set gets `share` of the (state, object), or as many as possible: every state and object
+    stays in a composition that is not drawn.
     """
     states = Counter(state for state, _ in compositions)
     objects = Counter(object_ for _, object_ in compositions)
-    wanted = 2 * max(1, round(share * len(compositions)))
+    number = 2 * max(1, round(share * len(compositions)))
     unseen = {}
-    for place in random.permutation(len(compositions)).tolist():
-        state, object_ = compositions[place]
-        if len(unseen) < wanted and states[state] > 1 and objects[object_] > 1:
-            unseen[place] = "test" if len(unseen) % 2 == 0 else "val"
+    for index in random.permutation(len(compositions)).tolist():
+        state, object_ = compositions[index]
+        if len(unseen) < number and states[state] > 1 and objects[object_] > 1:
+            unseen[index] = "test" if len(unseen) % 2 == 0 else "val"
             states[state] -= 1
             objects[object_] -= 1
     return unseen
@@ -447,7 +524,7 @@ def choose_unseen(compositions, share, random):
 
 
 def print_counts(dataset):
-    """The table of compositions and images, seen and unseen."""
+    """Print a table of the numbers of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
     print(f"{dataset.name}: {len(dataset.states)} states, {len(dataset.objects)} objects, "
           f"{seen.size:,} compositions")
@@ -460,23 +537,25 @@ def print_counts(dataset):
 
 
 def parse(argv):
-    """The command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python data.py photos --make-split --share 0.1")
     add = parser.add_argument
     add("dataset", metavar="DATASET|FOLDER",
-        help=f"{', '.join(FOLDERS)}, or the folder of another")
+        help=f"{', '.join(FOLDERS)}, or the folder of another dataset")
     add("--data-root", default="data", metavar="DIR",
-        help="where datasets and word vectors are (default: data)")
+        help="the folder that holds the datasets (default: data)")
     add("--make-split", action="store_true",
-        help="divide own photos, in state_object/ or state/object/ folders or named in an "
-             "images.csv (image,state,object); the longest run of _, of equals the first, in "
-             "state_object ends the state's name")
+        help="write images.csv with a split of your own photos, which lie in STATE_OBJECT/ or "
+             "STATE/OBJECT/ folders or are listed in an images.csv (image,state,object). The "
+             "longest run of _ in STATE_OBJECT ends the state's name, the first run if several are "
+             "as long. Where train is given without val or test, these are cut out of train")
     add("--share", type=shell.number(above=0, below=0.5), default=COMPOSITION_SHARE,
-        help="of --make-split: the share of compositions that are unseen in val, and in test "
-             f"(default: {COMPOSITION_SHARE})")
+        help="for --make-split: the share of the compositions that become unseen in val, and in "
+             f"test (default: {COMPOSITION_SHARE})")
     add("--seed", type=shell.number(int, least=0), default=0,
-        help="of --make-split (default: 0)")
+        help="for --make-split: the seed of the draw (default: 0)")
     return parser.parse_args(argv)
 
 
@@ -490,11 +569,17 @@ def main(argv=None):
     print_counts(dataset)
     for note in dataset.notes:
         print(f"note: {note}")
-    if finished_features(dataset) is not None:
+    source = finished_features(dataset)
+    if source is not None:
+        read_features(source)
         return
     unnamed = len(photo_files(dataset.folder)[0]) - len(dataset.every_image)
     if unnamed > 0:
-        print(f"note: photos in {dataset.folder} that no set has: {unnamed:,}")
+        print(f"note: photos in {dataset.folder} that are in no set: {unnamed:,}")
+    repeated = repeated_photos(dataset)
+    if repeated:
+        groups = [" = ".join(images) for images in repeated]
+        print(f"note: files with the same bytes in several sets: {shell.shorten(groups)}")
     broken = broken_photos(dataset)
     if broken:
         print(f"note: cannot be read, and --skip-broken leaves out: {with_reasons(broken)}")

@@ -1,11 +1,11 @@
-"""The bias-sweep evaluator of compositional zero-shot learning: exact, streaming, NumPy alone.
+"""A bias-sweep evaluator for compositional zero-shot learning: exact, streaming, NumPy only.
 
 Copy this one file into any project.
 
 An image is predicted as the best candidate of `score + bias * [unseen]`: a low bias favours the
 compositions seen in training, a high one the unseen. Over all biases, seen against unseen accuracy
-is a curve with an area (AUC) and a best harmonic mean (HM). It changes only where an image's best
-seen and best unseen scores cross, so eight numbers an image are all that is kept.
+is a curve with an area (AUC) and a best harmonic mean (HM). The curve changes only where an image's
+best seen and best unseen scores cross, so a sweep stores eight numbers an image.
 
     >>> scores = np.array([[.9, .1, .3], [.6, .2, .5], [.1, .3, .6], [.6, .3, .7]])  # (N, P)
     >>> target = np.array([0, 1, 2, 1])                            # (N,) columns of the truth
@@ -18,13 +18,14 @@ Shapes: N images, B of them in one block, P compositions (columns of the scores)
 K points of a curve, T thresholds, R resamples. Accuracies are fractions. Ties go to the lower
 column, seen before unseen. Every float64 bias is judged as real arithmetic would judge it.
 
-Two protocols: `exact` tries every bias where a prediction changes; `published` the about 20 of the
-field's evaluator. It usually understates: its HM never exceeds the exact one, and its AUC does so
-only where scores lie closer than its step of 1e-4.
+There are two protocols. `exact` tries every bias where a prediction changes. `published` tries
+about 20 biases, as the field's evaluator does. It usually understates: its HM never exceeds the
+exact one, and its AUC does so only where scores lie closer than its step of 1e-4.
 
-Torch tensors are taken as they are, bfloat16 by `.float()`. From a dictionary of scores by pair:
-`np.stack([d[p] for p in pairs], 1)`. Larger than memory: one `BiasSweep`, `update` a block; over
-several machines: `merge`. Reduced on a GPU: `update_topk`. Two systems on the same images:
+Torch tensors are accepted; convert bfloat16 by `.float()`. A dictionary of scores by pair becomes
+an array by `np.stack([d[p] for p in pairs], 1)`. For scores larger than memory, make one
+`BiasSweep` and `update` it a block at a time; on several machines, `merge` their sweeps. For scores
+that a GPU has reduced, call `update_topk`. To compare two systems on the same images, call
 `compare`.
 
 As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
@@ -34,7 +35,7 @@ import argparse
 import json
 import os
 import signal
-import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,7 @@ from typing import NamedTuple
 import numpy as np
 
 PROTOCOLS = ("exact", "published")
-UNITS = ("image", "composition")  # what a resample draws, and what an average counts alike
+UNITS = ("image", "composition")  # what a resample draws, and what counts equally in an average
 HEADLINE = ("auc", "best_hm", "best_seen", "best_unseen")  # what `compare` compares
 RESAMPLES = 1000
 
@@ -50,23 +51,34 @@ RESAMPLES = 1000
 class Curve(NamedTuple):
     """Accuracy as the bias on unseen compositions grows.
 
-    `exact`: from -inf strictly ascending; entry i holds for biases above `bias[i]` up to and
-    including `bias[i + 1]`. `published`: the biases tried, ascending, the last one 1000; entry i
-    holds at `bias[i]`.
+    Attributes:
+        bias: (K,) float. With `exact`, biases in strictly ascending order; the first is -inf, and
+            entry i holds for biases above `bias[i]` up to and including `bias[i + 1]`. With
+            `published`, the biases tried, in ascending order; the last is 1000, and entry i holds
+            at `bias[i]`.
+        seen: (K,) float in [0, 1], non-increasing: accuracy on images of seen compositions.
+        unseen: (K,) float in [0, 1], non-decreasing: accuracy on images of unseen compositions.
     """
-    bias: np.ndarray  # (K,)
-    seen: np.ndarray  # (K,) non-increasing, accuracy on the images of seen compositions
-    unseen: np.ndarray  # (K,) non-decreasing, accuracy on the others
+    bias: np.ndarray
+    seen: np.ndarray
+    unseen: np.ndarray
 
 
 class BiasSweep:
-    """Feed it blocks of scores; it keeps eight numbers an image and answers for every bias.
+    """A sweep over every bias, for images that arrive in blocks; it stores eight numbers an image.
 
-    `seen` (P,) bool: compositions with training images. `candidates` (P,) bool: those that may
-    win; None, all of them: the open world; those of training and of the phase: the closed world;
-    seen or feasible enough: the hard mask. `pairs` (P, 2) int: state and object of each column,
-    for the accuracies on these (nan without). `topk`: right if the truth is among the k best; the
-    time grows with k. Anything else is a ValueError. The arrays are copied.
+    Args:
+        seen: (P,) bool, the compositions that have training images. The arrays are copied.
+        candidates: (P,) bool, the compositions that may win. None means all, the open world. The
+            closed world has those of training and of the phase, the hard mask those that are seen
+            or feasible enough.
+        pairs: (P, 2) int, state and object of each column; without them the accuracies on states
+            and objects are nan.
+        topk: int, at least 1. A prediction is right if the truth is among the topk best
+            candidates. The time grows with it.
+
+    Raises:
+        ValueError: An argument has another type, shape or range.
     """
 
     def __init__(self, seen, *, candidates=None, pairs=None, topk=1):
@@ -76,7 +88,7 @@ class BiasSweep:
             candidates = np.ones(count, bool)
         self.candidates = _array("candidates", candidates, "b", (count,)).copy()
         self.pairs = None
-        self._codes = [np.arange(count)]  # what must be equal to be right: (P,) each
+        self._codes = [np.arange(count)]  # (P,) each: equal for columns that count as the truth
         if pairs is not None:
             self.pairs = _array("pairs", pairs, "iu", (count, 2)).copy()
             self._codes += list(self.pairs.T)
@@ -85,16 +97,20 @@ class BiasSweep:
         if self._places < 1:
             raise ValueError("topk and the length of seen must be at least 1, "
                              f"got {self.topk} and {count}")
-        self._seen_group = _group(self.seen & self.candidates)
-        self._unseen_group = _group(~self.seen & self.candidates)
-        self._parts = [np.empty((KEPT, 0))]  # (8, B) each
+        self._seen_group = np.flatnonzero(self.seen & self.candidates)  # ascending columns
+        self._unseen_group = np.flatnonzero(~self.seen & self.candidates)
+        self._summaries = [np.empty((ROWS, 0))]  # (8, B) each
 
     def update(self, scores, target):
-        """Add B images: `scores` (B, P), any real dtype and layout, higher is better.
+        """Add B images by their scores, which are neither changed nor stored.
 
-        `target` (B,) holds the columns of the truth. Longer floats, and integers beyond 2^53, are
-        rounded to float64. The scores are neither changed nor kept. A ValueError names the row;
-        nothing of that call is added.
+        Args:
+            scores: (B, P) finite real numbers of any dtype and layout; higher is better. Floats
+                longer than float64, and integers beyond 2^53, are rounded to float64.
+            target: (B,) int in [0, P), the columns of the truth.
+
+        Raises:
+            ValueError: An argument is wrong; the error names the row. None of its images is added.
         """
         def reduce(block, top, target):
             best_seen = _best(block, top, self._seen_group, self._places)
@@ -102,45 +118,87 @@ class BiasSweep:
             return (*best_seen, *best_unseen, target)
 
         best = _each_block(scores, target, len(self.seen), reduce)
-        self._parts.append(_decisive(*best, self._codes))
+        self._summaries.append(_summarize(*best, self._codes))
 
     def update_topk(self, seen_scores, seen_columns, unseen_scores, unseen_columns, target):
-        """Add B images already reduced to the k best seen and the k best unseen candidates.
+        """Add B images that are already reduced to the best candidates of both groups.
 
-        Scores and columns (B, min(k, P)) each, best first; where a group has fewer candidates the
-        rest is ignored. `target` (B,). Equal scores must stand in the order of their columns to
-        give what `update` gives; a GPU's topk may not do that.
+        The result equals that of `update` only if equal scores stand in the order of their
+        columns; a GPU's topk may not sort them so.
+
+        Args:
+            seen_scores: (B, min(k, P)) float, the k best scores of seen candidates, best first.
+                Where there are fewer candidates, the further entries are ignored.
+            seen_columns: (B, min(k, P)) int, their columns.
+            unseen_scores: (B, min(k, P)) float, the k best scores of unseen candidates.
+            unseen_columns: (B, min(k, P)) int, their columns.
+            target: (B,) int in [0, P), the columns of the truth.
+
+        Raises:
+            ValueError: An argument is wrong; the error names the row. None of its images is added.
         """
         target = _array("target", target, "iu", (None,), len(self.seen))
         shape = (len(target), self._places)
         best_seen = _checked_best("seen", seen_scores, seen_columns, self._seen_group, shape)
         best_unseen = _checked_best("unseen", unseen_scores, unseen_columns,
                                     self._unseen_group, shape)
-        self._parts.append(_decisive(*best_seen, *best_unseen, target, self._codes))
+        self._summaries.append(_summarize(*best_seen, *best_unseen, target, self._codes))
 
     def merge(self, other):
-        """Add the images of another sweep with the same masks, pairs and topk: shards of a set."""
+        """Add the images of another sweep, for instance of another part of the test set.
+
+        Args:
+            other: BiasSweep with the same `seen`, `candidates`, `pairs` and `topk`.
+
+        Raises:
+            ValueError: `other` is not a BiasSweep, or differs in one of these.
+        """
+        _check_sweeps(other=other)
         _check_same(self, other, ("seen", "candidates", "pairs", "topk"))
-        self._parts = self._parts + other._parts
+        self._summaries = self._summaries + other._summaries
 
     def curve(self, protocol="exact", average="image"):
-        """The Curve of the images so far; ValueError without images. A half without any is nan."""
+        """Return the curve of all images so far.
+
+        Args:
+            protocol: "exact" or "published".
+            average: "image" or "composition", as in `report`.
+
+        Returns:
+            A Curve; the accuracy on seen or on unseen compositions is nan without such images.
+
+        Raises:
+            ValueError: There are no images, or an argument is none of its choices.
+        """
         images = self._images()
         counts, weights = next(_draws(images, "image", average))
         return _curve(images, counts, weights, protocol)[0]
 
     def report(self, protocol="exact", confidence=None, unit="image", average="image"):
-        """The metrics as a dict of plain numbers; nan where there is nothing to divide by.
+        """Return the metrics of all images so far.
 
-        `auc, best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`; at
-        bias 0 `state_accuracy, object_accuracy`, also `..._at_best_hm` (at `bias`) and
-        `..._unseen_only` (bias +inf); `average, n_seen, n_unseen, topk, protocol`.
+        The HM's interval sits high: each resample takes the maximum over the biases anew, so the
+        bootstrap is biased upward.
 
-        `confidence`, as 0.95, adds `<metric>_low` and `<metric>_high`, percentiles over 1,000
-        seeded bootstrap resamples, itself and `unit`, what these draw: an "image", which answers
-        for other images of the same compositions, or a whole "composition", seen and unseen apart,
-        which answers for other compositions. `average`: each "image" counts alike, or each
-        "composition" with images does.
+        Args:
+            protocol: "exact" or "published".
+            confidence: float between 0 and 1, for instance 0.95, or None for no intervals.
+            unit: What the 1,000 seeded bootstrap resamples draw. "image" draws images, and the
+                interval holds for other images of the same compositions; "composition" draws whole
+                compositions, seen and unseen apart, and it holds for other compositions.
+            average: What counts equally in an accuracy: each "image", or each "composition" that
+                has images.
+
+        Returns:
+            A dict of plain numbers and strings, nan where there is nothing to divide by: `auc,
+            best_hm, best_seen, best_unseen`; at the best HM `hm_seen, hm_unseen, bias`;
+            `state_accuracy, object_accuracy` at bias 0, `..._at_best_hm` at `bias` and
+            `..._unseen_only` at bias +inf; `average, n_seen, n_unseen, topk, protocol`. With
+            `confidence`, also the percentiles `<metric>_low` and `<metric>_high`, `confidence` and
+            `unit`.
+
+        Raises:
+            ValueError: There are no images, or an argument is out of its range or choices.
         """
         images = self._images()
 
@@ -151,18 +209,33 @@ class BiasSweep:
         return values | {"topk": self.topk, "protocol": protocol}
 
     def _images(self):
-        """The Images so far; ValueError without any."""
-        kept = np.concatenate(self._parts, axis=1)
-        self._parts = [kept]
-        return _images(kept, self.seen)
+        """Return the Images so far; without any, raise ValueError."""
+        summary = np.concatenate(self._summaries, axis=1)
+        self._summaries = [summary]
+        return _images(summary, self.seen)
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact",
              confidence=None, unit="image", average="image"):
-    """The `BiasSweep.report` of scores (N, P), higher is better, against the true columns (N,).
+    """Return the metrics of scores that are in memory.
 
-    `scores` and `target` are as in `BiasSweep.update`, `seen` to `topk` as in `BiasSweep`, the
-    rest as in `BiasSweep.report`.
+    Args:
+        scores: (N, P) real numbers, as in `BiasSweep.update`; higher is better.
+        target: (N,) int in [0, P), the columns of the truth.
+        seen: (P,) bool, the compositions that have training images.
+        candidates: (P,) bool or None, as in `BiasSweep`.
+        pairs: (P, 2) int or None, as in `BiasSweep`.
+        topk: int, at least 1, as in `BiasSweep`.
+        protocol: "exact" or "published".
+        confidence: float between 0 and 1 or None, as in `BiasSweep.report`.
+        unit: "image" or "composition", as in `BiasSweep.report`.
+        average: "image" or "composition", as in `BiasSweep.report`.
+
+    Returns:
+        The dict of `BiasSweep.report`.
+
+    Raises:
+        ValueError: An argument has another type, shape or range.
     """
     sweep = BiasSweep(seen, candidates=candidates, pairs=pairs, topk=topk)
     sweep.update(scores, target)
@@ -170,35 +243,56 @@ def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, proto
 
 
 def accuracy_at(sweep, bias, *, average="image"):
-    """What a user gets who fixes the bias in advance, say to validation's best: without an oracle.
+    """Return accuracies at a bias that was fixed in advance, for instance on validation data.
 
-    Returns `seen, unseen, hm, state_accuracy, object_accuracy`, fractions; nan where there is
-    nothing to divide by. `bias` may be infinite; nan, and what is no number, is a ValueError.
+    Args:
+        sweep: BiasSweep with images.
+        bias: number, may be infinite.
+        average: "image" or "composition", as in `BiasSweep.report`.
+
+    Returns:
+        A dict of fractions, nan where there is nothing to divide by: `seen, unseen, hm,
+        state_accuracy, object_accuracy`.
+
+    Raises:
+        ValueError: There are no images, or an argument is of another type or nan.
     """
+    _check_sweeps(sweep=sweep)
     bias = float(_numbers("bias", bias, ()))
     images = sweep._images()
     _, weights = next(_draws(images, "image", average))
-    values = {"seen": _accuracy(images.kept, UP_TO, bias, weights * images.seen),
-              "unseen": _accuracy(images.kept, UP_TO, bias, weights * ~images.seen)}
-    for column, name in PRIMITIVES:
-        values[name] = _accuracy(images.kept, column, bias, weights)
-    values["hm"] = _harmonic(values["seen"], values["unseen"])
-    return {name: float(value) for name, value in values.items()}
+    values = {}
+    for name, half in (("seen", images.seen), ("unseen", ~images.seen)):
+        values[name] = _accuracy(images.summary, UP_TO, bias, weights * half)
+    for row, name in PRIMITIVES:
+        values[name] = _accuracy(images.summary, row, bias, weights)
+    values["hm"] = float(_harmonic(values["seen"], values["unseen"]))
+    return values
 
 
 def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact",
             average="image"):
-    """How much better system a is than system b on the same images, and how sure that is.
+    """Return by how much system a is better than system b on the same images, with intervals.
 
-    The sweeps must have the same images (targets in the same order), `seen` and `topk`;
-    candidates may differ. Anything else is a ValueError that says what differs.
+    Args:
+        sweep_a: BiasSweep of system a.
+        sweep_b: BiasSweep of system b, with the same images in the same order, the same `seen` and
+            the same `topk`. Its candidates may differ.
+        confidence: float between 0 and 1.
+        unit: "image" or "composition", what the 1,000 seeded resamples draw for both systems alike.
+        protocol: "exact" or "published".
+        average: "image" or "composition", as in `BiasSweep.report`.
 
-    Returns a dict: for each of `auc, best_hm, best_seen, best_unseen`, as fractions,
-    `<metric>_a`, `<metric>_b` and `<metric>_difference` (a minus b), each with `_low` and `_high`
-    over 1,000 seeded resamples that draw the same units for both, and `<metric>_a_leads`, the
-    share of the resamples in which a is strictly better; then `confidence, unit, average, n_seen,
-    n_unseen, topk, protocol`. For `unit` and `average` see `BiasSweep.report`.
+    Returns:
+        A dict. For each of `auc, best_hm, best_seen, best_unseen` it has the fractions
+        `<metric>_a`, `<metric>_b` and `<metric>_difference` (a minus b), each with `_low` and
+        `_high`, and `<metric>_a_leads`, the share of the resamples in which a is strictly better.
+        Then come `confidence, unit, average, n_seen, n_unseen, topk, protocol`.
+
+    Raises:
+        ValueError: The sweeps cannot be compared, or an argument is out of its range or choices.
     """
+    _check_sweeps(sweep_a=sweep_a, sweep_b=sweep_b)
     _check_same(sweep_a, sweep_b, ("seen", "topk"))
     both = [sweep_a._images(), sweep_b._images()]
     _check_same(*both, ("target",))
@@ -212,93 +306,97 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
             values[f"{name}_difference"] = a[name] - b[name]
         return values
 
-    values, draws = _with_intervals(metrics, both[0], confidence, unit, average)
+    values, resampled = _with_intervals(metrics, both[0], confidence, unit, average)
     for name in HEADLINE:
-        differences = draws[f"{name}_difference"]
+        differences = resampled[f"{name}_difference"]
         leads = np.mean(differences > ROUNDING) if len(differences) else np.nan
         values[f"{name}_a_leads"] = float(leads)
     return values | {"topk": sweep_a.topk, "protocol": protocol}
 
 
 def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
-    """Top-1 AUC of the hard mask at T thresholds from one reading of the scores.
+    """Return the top-1 AUC of the hard mask at T thresholds, reading the scores once.
 
-    The same as T evaluations give. `blocks`: iterable of (scores (B, P), target (B,)). At
-    threshold t those of `candidates` (P,) remain that are seen or have `feasibility` (P,) >= t,
-    compared in float64. Returns arrays (T,): `threshold`, `removed` (share of the candidates),
-    `auc`, `auc_published`. Anything else, and no images, is a ValueError.
+    The result equals that of T evaluations. At threshold t a candidate remains if it is seen or has
+    a feasibility of at least t, compared in float64.
+
+    Args:
+        blocks: iterable of pairs: scores (B, P) and target (B,), as in `BiasSweep.update`.
+        seen: (P,) bool, the compositions that have training images.
+        feasibility: (P,) real numbers.
+        thresholds: (T,) real numbers, at least one, in any order.
+        candidates: (P,) bool or None, as in `BiasSweep`.
+
+    Returns:
+        A dict of arrays (T,): `threshold`, `removed` (the share of the candidates that is masked),
+        `auc` and `auc_published`.
+
+    Raises:
+        ValueError: There are no images, or an argument has another type, shape or range.
     """
     whole = BiasSweep(seen, candidates=candidates)
     feasibility = _numbers("feasibility", feasibility, whole.seen.shape)
     thresholds = _numbers("thresholds", thresholds, (None,))
-    if not len(thresholds):
-        raise ValueError("thresholds must be one or more, got none")
     steps, inverse = np.unique(thresholds, return_inverse=True)  # ascending
 
-    level, columns, starts = _levels(whole._unseen_group.columns, feasibility, steps)
-    some_remain = starts < len(columns)
+    level, columns, starts = _levels(whole._unseen_group, feasibility, steps)
+    columns = np.append(columns, 0)  # a place for the score -inf, the best where no column remains
 
     def reduce(block, top, target):
         best_seen = _best(block, top, whole._seen_group, 1)
-        # The best of each level (reduceat gives a level without columns a score of the next one),
-        # and then of each step, the greatest of its own and all higher levels.
-        best = np.full((len(block), len(steps)), -np.inf, block.dtype)
-        best[:, some_remain] = np.maximum.reduceat(block.take(columns, axis=1, mode="clip"),
-                                                   starts[some_remain], axis=1)
+        # First the best of each level (reduceat gives a level without columns a score of the next
+        # level), then of each step: the greatest of its own and all higher levels.
+        left = block.take(columns, axis=1, mode="clip")
+        left[:, -1] = -np.inf
+        best = np.maximum.reduceat(left, starts, axis=1)
         best = np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
         return (*best_seen, best, _truth_wins(block, target, best, level), target)
 
     parts = []
-    for scores, target in blocks:
-        parts.append(_each_block(scores, target, len(whole.seen), reduce))
+    if not hasattr(blocks, "__iter__"):
+        blocks = [blocks]  # refused below
+    for block in blocks:
+        if not isinstance(block, (tuple, list)) or len(block) != 2:
+            raise ValueError("blocks must hold pairs (scores, target), got "
+                             f"{type(block).__name__}: pass a list of pairs")
+        parts.append(_each_block(*block, len(whole.seen), reduce))
     if not parts:
-        raise ValueError("no images to evaluate: there are no blocks")
+        raise ValueError("blocks holds no images to evaluate: pass at least one pair")
     *best_seen, best, truth_wins, target = map(np.concatenate, zip(*parts))
     once = np.ones(len(target), int)
-    areas = []  # (T, 2): each step is reduced to what `update` keeps for k = 1
+    areas = []  # (T, 2): each step is reduced as `update` reduces it for k = 1
     for score, wins in zip(best.T, truth_wins.T):
         score = score.astype(float)
         column = np.where(wins, target, -1)  # which other column wins does not matter
-        kept = _decisive(*best_seen, score[:, None], column[:, None], target, whole._codes)
-        images = _images(kept, whole.seen)
+        summary = _summarize(*best_seen, score[:, None], column[:, None], target, whole._codes)
+        images = _images(summary, whole.seen)
         areas.append([_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS])
     auc, published = np.array(areas)[inverse].T
-    removed = starts[inverse] / max(whole.candidates.sum(), 1)
-    return dict(threshold=thresholds, removed=removed, auc=auc, auc_published=published)
+    removed = starts / max(whole.candidates.sum(), 1)
+    return dict(threshold=thresholds, removed=removed[inverse], auc=auc, auc_published=published)
 
 
-# How it does so: from scores to what is kept of an image.
+# From scores to what is stored of an image.
 
-THREADS = min(4, os.cpu_count() or 1)  # more only wait for memory
-# Bytes of scores at a time: they stay in the cache between the passes over them. In smaller blocks
-# the passes are so short that the threads wait for each other between them.
+THREADS = min(4, os.cpu_count() or 1)  # more threads only wait for memory
+# Bytes of scores in a block: it stays in the cache between the passes over it. With smaller blocks
+# the passes are so short that the threads wait for each other.
 BLOCK = (8 << 20) // max(THREADS, 2)
 LIMIT = 8e307  # the difference of two scores beyond it would overflow
 
-# The columns of what is kept of an image, see _decisive. Composition, state and object have two
-# columns each: right for biases up to the first, and right for biases above the second.
+# The rows of a summary, see _summarize. Composition, state and object have two rows each: right for
+# biases up to the first, and right for biases above the second.
 UP_TO, ABOVE, STATE, OBJECT, GAP, TARGET = 0, 1, 2, 4, 6, 7
-KEPT = 8
+ROWS = 8
 PRIMITIVES = ((STATE, "state_accuracy"), (OBJECT, "object_accuracy"))
 
 
-class Group(NamedTuple):
-    """The candidates of one kind, seen or unseen."""
-    columns: np.ndarray  # (n,) ascending
-    penalty: np.ndarray  # (P,) float32: 0 for these columns, -inf for the others
-
-
-def _group(member):
-    """The Group of the columns where `member` (P,) is True."""
-    return Group(np.flatnonzero(member), np.where(member, 0, -np.inf).astype(np.float32))
-
-
 def _each_block(scores, target, count, work):
-    """What work(block, top, target) makes of all blocks of rows, joined, in order.
+    """Return the joined arrays that work(block, top, target) makes of all blocks of rows, in order.
 
     `scores` (N, count) is checked and read in blocks (B, count) of BLOCK bytes, C-contiguous
-    float32 or float64; `top` (B,) is the column of each row's greatest score; the work returns
-    arrays (B, ...). A ValueError names the first bad row.
+    float32 or float64; `top` (B,) is the column of each row's greatest score. `work` returns arrays
+    (B, ...). A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -316,53 +414,56 @@ def _each_block(scores, target, count, work):
                              f"{block[row, column]}; to exclude compositions pass candidates")
         return work(block, top, target[start:start + size])
 
-    # NumPy lets go of the interpreter. This thread reads the results once all are made: to wake it
-    # for each block would hold up the others. In order, so the first bad row's error comes first.
-    with ThreadPoolExecutor(THREADS) as pool:
-        results = pool.map(check_and_work, range(0, max(len(scores), 1), size))
+    # NumPy releases the GIL. This thread reads the results once all are made: waking it for each
+    # block would hold up the others. The order makes the first bad row's error the one raised.
+    starts = range(0, max(len(scores), 1), size)
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            results = pool.map(check_and_work, starts)
+    except RuntimeError:  # the system starts no further thread
+        results = map(check_and_work, starts)
     return [np.concatenate(arrays) for arrays in zip(*results)]
 
 
 def _best(block, top, group, k):
-    """The k best of a group in each row (B, P), the lowest column first among equals.
+    """Return each row's k best scores in a group of columns, and their columns: (B, k) each.
 
-    `top` (B,): the column of each row's greatest score. Returns scores (B, k) float64 and columns
-    (B, k), padded with -inf and -1.
+    `block` is (B, P); `top` (B,) is the column of each row's greatest score. Among equal scores the
+    lowest column comes first. The scores are float64; empty places hold -inf and -1.
     """
-    columns = group.columns
     rows = np.arange(len(block))
-    best = np.full((len(block), k), -np.inf)
-    where = np.full((len(block), k), -1)
-    # To gather a few columns takes less time than to hide the others, but not to gather many (the
+    best_scores = np.full((len(block), k), -np.inf)
+    best_columns = np.full((len(block), k), -1)
+    # Gathering few columns takes less time than hiding the others, gathering many takes more (the
     # columns exist: "clip" spares NumPy a check).
-    if 4 * len(columns) < block.shape[1]:
-        left = block.take(columns, axis=1, mode="clip")
-        column_of = columns
+    if 4 * len(group) < block.shape[1]:
+        left = block.take(group, axis=1, mode="clip")
+        column_of = group
     else:
-        column_of = np.arange(block.shape[1])
+        penalty = np.full(block.shape[1], -np.inf, block.dtype)
+        penalty[group] = 0
         if k == 1:
-            # Where the best of all columns is of the group, it is the group's best.
-            best[:, 0] = block[rows, top]
-            where[:, 0] = top
-            lacking = np.flatnonzero(group.penalty[top])
-            if 2 * len(lacking) < len(block):  # else a copy of these rows costs more than it saves
-                rows = lacking
-                block = block[lacking]
-        left = block + group.penalty
-    lines = np.arange(len(rows))  # the rows that are still searched, as `left` numbers them
-    for rank in range(min(k, len(columns))):
-        place = left.argmax(axis=1)
-        best[rows, rank] = left[lines, place]
-        where[rows, rank] = column_of[place]
-        left[lines, place] = -np.inf  # out of the way of the next rank
-    return best, where
+            # A row's best column is also the group's best if the group has it. Search the others.
+            best_scores[:, 0] = block[rows, top]
+            best_columns[:, 0] = top
+            rows = np.flatnonzero(penalty[top])
+            block = block[rows]
+        left = block + penalty
+        column_of = np.arange(len(penalty))
+    searched = np.arange(len(rows))
+    for rank in range(min(k, len(group))):
+        index = left.argmax(axis=1)
+        best_scores[rows, rank] = left[searched, index]
+        best_columns[rows, rank] = column_of[index]
+        left[searched, index] = -np.inf  # out of the way of the next rank
+    return best_scores, best_columns
 
 
 def _levels(columns, feasibility, steps):
-    """Which of some steps (T,), ascending thresholds, keep the unseen candidates, columns (U,).
+    """Return how T ascending thresholds, `steps`, remove the unseen candidates `columns` (U,).
 
-    Returns the level (P,) of each column, the last step that keeps it, -1 if it never competes;
-    the columns by ascending level; and starts (T,): those of step i are columns[starts[i]:].
+    Returns the level (P,) of each column, which is the last step that keeps it, -1 if it never
+    competes; the columns by ascending level; and starts (T,): columns[starts[i]:] remain at step i.
     """
     level = np.full(len(feasibility), -1)
     level[columns] = np.searchsorted(steps, feasibility[columns], "right") - 1
@@ -371,70 +472,70 @@ def _levels(columns, feasibility, steps):
 
 
 def _truth_wins(block, target, best, level):
-    """Whether the truth is the best unseen candidate of each step of a threshold_sweep: (B, T).
+    """Return a bool (B, T): at this step of threshold_sweep the truth is the best unseen candidate.
 
-    `best` (B, T): the best unseen score at each step. The truth has it from the step on that
+    `best` (B, T) is the best unseen score at each step. The truth wins from the step on that
     removes the last lower column of its score, up to its own level, wherever it equals the best.
     """
     rows = np.arange(len(block))
-    own_level = level[target]
-    own_score = block[rows, target]
+    target_level = level[target]
+    target_score = block[rows, target]
     wins = np.zeros(best.shape, bool)
-    # Few rows pass this test, so that a loop over them costs less than a pass over the block.
-    for row in np.flatnonzero(best[rows, own_level] == own_score):
+    # Few rows pass this test, so a loop over them costs less than a pass over the block.
+    for row in np.flatnonzero(best[rows, target_level] == target_score):
         lower = slice(target[row])
-        ties = block[row, lower] == own_score[row]
+        ties = block[row, lower] == target_score[row]
         first = level[lower][ties].max(initial=-1) + 1
-        wins[row, first:own_level[row] + 1] = True
-    return wins & (best == own_score[:, None])
+        steps = slice(first, target_level[row] + 1)
+        wins[row, steps] = best[row, steps] == target_score[row]
+    return wins
 
 
 def _checked_best(name, scores, columns, group, shape):
-    """What a user gives as the best of a group, in the form of `_best`; or a ValueError."""
+    """Return a user's best scores and columns of a group as `_best` does; or raise ValueError."""
     scores = _array(f"{name}_scores", scores, "f", shape).astype(float)
     columns = _array(f"{name}_columns", columns, "iu", shape).astype(int)
-    filled = min(len(group.columns), shape[1])
+    filled = min(len(group), shape[1])
     scores[:, filled:] = -np.inf
     columns[:, filled:] = -1
 
-    # Distinct candidates with finite scores, best first.
-    valid = (np.abs(scores) < LIMIT) & np.isin(columns, group.columns)
-    distinct = np.diff(np.sort(columns[:, :filled])) > 0
-    good = (valid[:, :filled].all(axis=1) & distinct.all(axis=1)
-            & (scores[:, 1:] <= scores[:, :-1]).all(axis=1))
+    good = (np.abs(scores) < LIMIT) & np.isin(columns, group)
+    good[:, filled:] = True
+    good[:, 1:] &= scores[:, 1:] <= scores[:, :-1]
     if not good.all():
-        raise ValueError(f"{name} row {good.argmin()} must hold finite scores of distinct {name} "
-                         "candidates, best first")
+        raise ValueError(f"{name} row {good.all(axis=1).argmin()} must hold finite scores of "
+                         f"{name} candidates: sort them, the best first")
     return scores, columns
 
 
-def _decisive(seen_scores, seen_columns, unseen_scores, unseen_columns, target, codes):
-    """Reduce the (B, k) best of both groups to what decides at every bias: (8, B).
+def _summarize(seen_scores, seen_columns, unseen_scores, unseen_columns, target, codes):
+    """Return the numbers (8, B) that decide at every bias, from the (B, k) best of both groups.
 
     Seen rank i and unseen rank k-1-i compete for one place of the top k; the seen one holds it for
-    biases up to crossing[:, i]. So what must be right (the composition, its state, its object: one
-    of `codes` (P,) each, the last two nan if not known) is right up to one bias, -inf if at none,
-    because of a seen column, and above another, inf if at none, because of an unseen one.
+    biases up to crossing[:, i]. A prediction is judged by its composition, its state and its
+    object: equal `codes`, (P,) each, the last two nan if not known. It is right up to one bias
+    because of a seen column (-inf if at none), and above another because of an unseen one (inf if
+    at none).
     """
-    kept = np.full((KEPT, len(target)), np.nan)
+    summary = np.full((ROWS, len(target)), np.nan)
     crossing = _crossings(seen_scores, unseen_scores[:, ::-1])
-    for at, code in zip((UP_TO, STATE, OBJECT), codes):
+    for row, code in zip((UP_TO, STATE, OBJECT), codes):
         truth = code[target][:, None]
-        # Of several seen columns the last one to lose its place counts, of unseen the first to win.
+        # The last seen column to lose its place counts, and the first unseen column to win one.
         right = (code[seen_columns] == truth) & (seen_columns >= 0)
-        kept[at] = np.where(right, crossing, -np.inf).max(axis=1)
+        summary[row] = np.where(right, crossing, -np.inf).max(axis=1)
         right = (code[unseen_columns] == truth) & (unseen_columns >= 0)
-        kept[at + 1] = np.where(right, crossing[:, ::-1], np.inf).min(axis=1)
+        summary[row + 1] = np.where(right, crossing[:, ::-1], np.inf).min(axis=1)
 
     # The published protocol takes its biases from the score of an unseen truth in the top k.
     is_truth = unseen_columns == target[:, None]
-    kept[GAP] = seen_scores[:, -1] - np.where(is_truth, unseen_scores, -LIMIT).max(axis=1)
-    kept[TARGET] = target
-    return kept
+    summary[GAP] = seen_scores[:, -1] - np.where(is_truth, unseen_scores, -LIMIT).max(axis=1)
+    summary[TARGET] = target
+    return summary
 
 
 def _crossings(seen, unseen):
-    """The last float64 bias at which `seen >= unseen + bias` in real arithmetic; inputs alike.
+    """Return the last float64 bias at which `seen >= unseen + bias` in real arithmetic.
 
     That is seen - unseen rounded down. The subtraction rounds to the nearest; the error it makes
     is a float64 itself, and Knuth's two-sum finds it: where it is negative, the difference was
@@ -447,59 +548,61 @@ def _crossings(seen, unseen):
         return np.where(error < 0, np.nextafter(difference, -np.inf), difference)
 
 
-# From what is kept to curves and metrics.
+# From summaries to curves and metrics.
 
 ROUNDING = 1e-12  # accuracies that differ by less are equal: sums of weights are rounded
 
 
 class Images(NamedTuple):
-    """All that is known of the images of a sweep, in the order in which they were given.
+    """The images of a sweep, in the order in which they were given.
 
-    Each turns once as the bias grows: if its truth is seen, wrong, else right.
+    Each flips once as the bias grows: from right to wrong if its truth is seen, else from wrong to
+    right.
     """
-    kept: np.ndarray  # (8, N)
+    summary: np.ndarray  # (8, N)
     target: np.ndarray  # (N,) column of the truth
     seen: np.ndarray  # (N,) bool, whether the truth is a seen composition
-    order: np.ndarray  # (N,) rows by the bias above which they turn
-    turn: np.ndarray  # (N,) that bias, ascending; -inf and inf: the image never changes
-    bias: np.ndarray  # (K,) -inf and each finite turn once: where the exact curve has its points
-    turned: np.ndarray  # (K,) how many images have turned just above each of them
+    order: np.ndarray  # (N,) rows by the bias above which they flip
+    flip_bias: np.ndarray  # (N,) that bias, ascending; -inf and inf: the image never changes
+    flip_seen: np.ndarray  # (N,) `seen` in that order
+    bias: np.ndarray  # (K,) -inf and each finite flip_bias once: the points of the exact curve
+    flipped: np.ndarray  # (K,) how many images have flipped just above each of them
 
 
-def _images(kept, seen):
-    """The Images of what is kept (8, N) and the mask of seen compositions (P,); or a ValueError."""
-    if not kept.size:
-        raise ValueError("no images to evaluate: the set is empty, call update first")
-    target = kept[TARGET].astype(int)
+def _images(summary, seen):
+    """Return the Images of a summary (8, N) and the seen compositions (P,), or raise ValueError."""
+    if not summary.size:
+        raise ValueError("there are no images to evaluate: add at least one")
+    target = summary[TARGET].astype(int)
     is_seen = seen[target]
-    turn = np.where(is_seen, kept[UP_TO], kept[ABOVE])
-    order = np.argsort(turn)
-    turn = turn[order]
-    bias = np.unique(np.append(-np.inf, turn[turn < np.inf]))
-    return Images(kept, target, is_seen, order, turn, bias, np.searchsorted(turn, bias, "right"))
+    flip_bias = np.where(is_seen, summary[UP_TO], summary[ABOVE])
+    order = np.argsort(flip_bias)
+    flip_bias = flip_bias[order]
+    bias = np.unique(np.append(-np.inf, flip_bias[flip_bias < np.inf]))
+    flipped = np.searchsorted(flip_bias, bias, "right")
+    return Images(summary, target, is_seen, order, flip_bias, is_seen[order], bias, flipped)
 
 
 def _curve(images, counts, weights, protocol):
-    """The Curve of images drawn `counts` (N,) times that weigh `weights`, and the area under it."""
+    """Return the Curve and its area, for images drawn `counts` (N,) times that weigh `weights`."""
     _choice("protocol", protocol, PROTOCOLS)
-    seen = images.seen[images.order]
     weights = weights[images.order]
-    # What has turned wrong (seen) and right (unseen) once the first n images have turned: (N + 1,)
-    lost = np.append(0, np.cumsum(weights * seen))
-    gained = np.append(0, np.cumsum(weights * ~seen))
+    # Weight that is wrong (seen) and right (unseen) once the first n images have flipped: (N + 1,)
+    lost = np.append(0, np.cumsum(weights * images.flip_seen))
+    gained = np.append(0, np.cumsum(weights * ~images.flip_seen))
 
     bias = images.bias
-    turned = images.turned
+    flipped = images.flipped
     if protocol == "published":
-        tried = ~images.seen & (images.kept[ABOVE] < 1000)  # unseen, and right at bias 1000
-        bias = np.sort(np.repeat(images.kept[GAP][tried], counts[tried])) - 1e-4
+        tried = ~images.seen & (images.summary[ABOVE] < 1000)  # unseen, and right at bias 1000
+        bias = np.sort(np.repeat(images.summary[GAP][tried], counts[tried])) - 1e-4
         last = 1000 if gained[-1] else -np.inf
         bias = np.append(bias[::max(len(bias) // 20, 1)], last)
-        turned = np.searchsorted(images.turn, np.nan_to_num(bias), "left")
+        flipped = np.searchsorted(images.flip_bias, np.nan_to_num(bias), "left")
 
     with np.errstate(invalid="ignore"):  # 0 / 0: no image of that half
-        seen_accuracy = (lost[-1] - lost[turned]) / lost[-1]
-        unseen_accuracy = gained[turned] / gained[-1]
+        seen_accuracy = (lost[-1] - lost[flipped]) / lost[-1]
+        unseen_accuracy = gained[flipped] / gained[-1]
     first = seen_accuracy[0] * unseen_accuracy[0]  # nan where one half is missing
     if protocol == "published":
         # The exact curve begins at unseen accuracy 0, this one later. nan stays nan.
@@ -510,36 +613,36 @@ def _curve(images, counts, weights, protocol):
 
 
 def _headline(curve, area):
-    """The HEADLINE metrics of a curve; nan where one half is."""
+    """Return the HEADLINE metrics of a curve by name, nan where one half is."""
     return {"auc": area, "best_hm": _harmonic(curve.seen, curve.unseen).max(),
             "best_seen": curve.seen.max(), "best_unseen": curve.unseen.max()}
 
 
 def _metrics(images, counts, weights, protocol):
-    """The metrics of a report for Images (N,) that are drawn `counts` times and weigh `weights`."""
+    """Return a report's metrics by name, for images drawn `counts` (N,) times, by their weights."""
     curve, area = _curve(images, counts, weights, protocol)
     values = _headline(curve, area)
     best = [np.nan, np.nan, np.nan]
     if not np.isnan(area):
         hm = _harmonic(curve.seen, curve.unseen)
-        i = (hm >= hm.max() - ROUNDING).argmax()  # the first of the best ones
+        i = (hm >= values["best_hm"] - ROUNDING).argmax()  # the first of the best ones
         best = [curve.seen[i], curve.unseen[i], curve.bias[i]]
         if protocol == "exact":
             best[2] = _bias_of_entry(curve, i)
     values |= zip(("hm_seen", "hm_unseen", "bias"), best)
     for when, bias in (("", 0.0), ("_at_best_hm", best[2]), ("_unseen_only", np.inf)):
-        for column, name in PRIMITIVES:
-            values[name + when] = _accuracy(images.kept, column, bias, weights)
+        for row, name in PRIMITIVES:
+            values[name + when] = _accuracy(images.summary, row, bias, weights)
     return values
 
 
 def _bias_of_entry(curve, i):
-    """A finite bias at which entry i of an exact curve holds.
+    """Return a finite bias at which entry i of an exact curve holds.
 
-    Midway to the bias where an accuracy next changes; 1 away from the only one, at the ends.
+    It lies midway to the bias where an accuracy next changes, or 1 away from the only such bias.
     """
     low = curve.bias[i]
-    # Biases where only images without weight turn are no ends.
+    # A bias where only images without weight flip is no end.
     lead = curve.unseen - curve.seen  # non-decreasing
     high = np.append(curve.bias[lead > lead[i]], np.inf)[0]
     if low == -np.inf:
@@ -548,16 +651,20 @@ def _bias_of_entry(curve, i):
         inside = low + 1
     else:
         inside = low / 2 + high / 2
-    return max(inside, np.nextafter(low, np.inf))  # of neighbouring floats, the upper one
+    return max(inside, np.nextafter(low, np.inf))  # the upper one of neighbouring floats
 
 
-def _accuracy(kept, column, bias, weights):
-    """The weighted share of images (N,) right at a bias (see _decisive), nan if there is none."""
-    if np.isnan(bias) or np.isnan(kept[column, 0]) or not weights.any():
+def _accuracy(summary, row, bias, weights):
+    """Return the weighted share of images right at a bias, nan if there is none.
+
+    `row` is UP_TO, STATE or OBJECT of the summary (8, N), which says what must be right.
+    """
+    total = weights.sum()
+    if np.isnan(bias) or np.isnan(summary[row, 0]) or not total:
         return np.nan
-    bias = np.nan_to_num(bias)  # infinite: beyond every crossing
-    right = (bias <= kept[column]) | (bias > kept[column + 1])
-    return weights[right].sum() / weights.sum()
+    bias = max(bias, -2 * LIMIT)  # below all crossings, but above the -inf of "at none"
+    right = (bias <= summary[row]) | (bias > summary[row + 1])
+    return float(weights[np.flatnonzero(right)].sum() / total)  # faster than by the mask
 
 
 def _harmonic(a, b):
@@ -568,28 +675,26 @@ def _harmonic(a, b):
 
 
 def _draws(images, unit, average):
-    """How often each image (N,) is drawn, and how much it then weighs.
+    """Yield how often each image (N,) is drawn, and how much it then weighs.
 
-    First each once, then RESAMPLES times with replacement, seeded: images, or whole compositions,
-    as many seen and as many unseen ones as there are.
+    First each image is drawn once, then RESAMPLES times with replacement, seeded. A composition
+    is drawn as a whole, and as many seen and as many unseen ones are drawn as there are.
     """
     _choice("unit", unit, UNITS)
     _choice("average", average, UNITS)
     random = np.random.default_rng(0)
     unit_of = np.arange(len(images.target))  # (N,) number of the unit that an image belongs to
-    groups = [unit_of]  # of units, each drawn from apart
+    groups = [unit_of]  # the units are drawn from each group apart
     if unit == "composition":
         unit_of = images.target
-        groups = [np.unique(unit_of[half]) for half in (images.seen, ~images.seen) if half.any()]
+        groups = [np.unique(unit_of[half]) for half in (images.seen, ~images.seen)]
     times_drawn = np.ones(unit_of.max() + 1, int)
     for _ in range(RESAMPLES + 1):
         counts = times_drawn[unit_of]
         weights = counts
         if average == "composition":
-            # Its images share a weight of 1; one that is drawn twice as a unit counts as two.
-            sharers = np.bincount(images.target, counts)
-            if unit == "composition":
-                sharers = np.bincount(images.target)
+            # Its images share a weight of 1; a composition drawn twice as a unit counts as two.
+            sharers = np.bincount(images.target, counts if unit == "image" else None)
             weights = counts / np.maximum(sharers, 1)[images.target]
         yield counts, weights
         for group in groups:
@@ -598,29 +703,29 @@ def _draws(images, unit, average):
 
 
 def _with_intervals(metrics, images, confidence, unit, average):
-    """What metrics(counts, weights) finds, and if there is a confidence its `_low` and `_high`.
+    """Return the values of metrics(counts, weights), with `_low` and `_high` for a confidence.
 
-    Returns a dict of floats and, by name, the values of the resamples, ascending, nan left out.
+    Returns a dict of floats and, by name, the resampled values, ascending, without nan.
     """
-    # Made when they are asked for: first of each image once, then of the resamples.
-    found = (metrics(*drawn) for drawn in _draws(images, unit, average))
-    values = {name: float(value) for name, value in next(found).items()}
-    draws = {}
+    # Computed when they are asked for: first with each image once, then for the resamples.
+    computed = (metrics(*drawn) for drawn in _draws(images, unit, average))
+    values = {name: float(value) for name, value in next(computed).items()}
+    resampled = {}
     if confidence is not None:
         confidence = float(_numbers("confidence", confidence, ()))
         if not 0 < confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, as 0.95 does, got {confidence}")
-        # A row a resample, each column ascending; nan, where it lacks seen or unseen images, last.
-        resampled = np.sort([list(drawn.values()) for drawn in found], axis=0)
-        for name, column in zip(list(values), resampled.T):
-            draws[name] = column[~np.isnan(column)]
-            last = max(len(draws[name]) - 1, 0)
-            values[f"{name}_low"] = float(column[round((0.5 - confidence / 2) * last)])
-            values[f"{name}_high"] = float(column[round((0.5 + confidence / 2) * last)])
+            raise ValueError(f"confidence must lie between 0 and 1, got {confidence}: pass 0.95")
+        # One row a resample, each column ascending; nan, of resamples without one half, comes last.
+        table = np.sort([list(drawn.values()) for drawn in computed], axis=0)
+        for name, column in zip(list(values), table.T):
+            resampled[name] = column[~np.isnan(column)]
+            last = len(resampled[name]) - 1
+            for end, share in (("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2)):
+                values[name + end] = float(column[round(share * last)])
         values |= {"confidence": confidence, "unit": unit}
     values |= {"average": average, "n_seen": int(images.seen.sum()),
                "n_unseen": int((~images.seen).sum())}
-    return values, draws
+    return values, resampled
 
 
 # Checks.
@@ -629,16 +734,19 @@ KINDS = {"b": "bool", "iu": "integer", "f": "float", "fiu": "real"}
 
 
 def _array(name, value, kinds, shape, below=None):
-    """An array of one of the dtype kinds and of a shape (None: any length); or a ValueError.
+    """Return an array of one of the dtype kinds and of a shape (None: any length).
 
-    With `below`, its integers must lie in [0, below).
+    With `below`, its integers must lie in [0, below). Anything else raises ValueError.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it; to exclude "
                          "compositions pass candidates")
-    if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or not
-        value = value.numpy(force=True)
-    array = np.asarray(value)
+    try:
+        if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or not
+            value = value.numpy(force=True)
+        array = np.asarray(value)
+    except Exception as error:  # lists of several lengths, torch's bfloat16
+        raise ValueError(f"{name} cannot be converted to an array: {error}") from None
     fits = [expected in (None, got) for expected, got in zip(shape, array.shape)]
     if array.dtype.kind not in kinds or array.ndim != len(shape) or not all(fits):
         expected = f"{KINDS[kinds]} of shape {shape}".replace("None", "any")
@@ -653,21 +761,28 @@ def _array(name, value, kinds, shape, below=None):
 
 
 def _numbers(name, value, shape):
-    """A float64 array of a shape (None: any length) without nan; or a ValueError."""
+    """Return a float64 array of a shape (None: any length), not empty and without nan."""
     numbers = _array(name, value, "fiu", shape).astype(float)
-    if np.isnan(numbers).any():
-        raise ValueError(f"{name} must be numbers, got nan")
+    if np.isnan(numbers).any() or not numbers.size:
+        raise ValueError(f"{name} must hold one or more numbers and no nan")
     return numbers
 
 
 def _choice(name, value, choices):
-    """A ValueError unless the value is one of the choices."""
+    """Raise ValueError unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
+def _check_sweeps(**sweeps):
+    """Raise ValueError unless all arguments are BiasSweeps."""
+    for name, value in sweeps.items():
+        if not isinstance(value, BiasSweep):
+            raise ValueError(f"{name} must be a BiasSweep, got {type(value).__name__}")
+
+
 def _check_same(first, second, names):
-    """A ValueError that says in what two sweeps, or their Images, differ."""
+    """Raise ValueError if two sweeps, or their Images, differ in an attribute."""
     for name in names:
         if not np.array_equal(getattr(first, name), getattr(second, name)):
             raise ValueError(f"the sweeps differ in {name}: build both with the same arguments, of "
@@ -677,28 +792,46 @@ def _check_same(first, second, names):
 # The script.
 
 ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved file
+CHECKSUM = "scores_crc32"  # in an .npz file, of the bytes of the scores.npy beside it
 
 
 def load(files, topk=1):
-    """The BiasSweep of what .npz and memory-mapped .npy files hold.
+    """Return the sweep of saved scores.
 
-    A .npy file holds the scores. Where no file has them, the `scores.npy` beside the first one is
-    read. ValueError: what is missing, damaged, wrong, or in two of the files.
+    Args:
+        files: list of paths, at least one. An .npz file holds arrays by the names of the arguments
+            of `evaluate`: `scores`, `target`, `seen`, perhaps `candidates` and `pairs`. A .npy
+            file, which is memory-mapped, holds the array that its name says, as in `target.npy`,
+            or else the scores. Where no file has scores, `scores.npy` beside the first is read.
+        topk: int, at least 1, as in `BiasSweep`.
+
+    Returns:
+        A BiasSweep.
+
+    Raises:
+        ValueError: A file or an array is missing, damaged or wrong, or two files hold one name.
     """
     arrays = {}
     for path in map(Path, files):
-        found = _read(path)
-        if arrays.keys() & found:
-            raise ValueError(f"{path} holds arrays that a file named before it holds, too; the "
-                             "files of a second system stand after --against")
-        arrays |= found
-    names = ", ".join(files)
+        contents = _read(path)
+        repeated = arrays.keys() & contents
+        if repeated:
+            raise ValueError(f"{path} holds {min(repeated)}, as a file before it does: pass the "
+                             "files of a second system after --against")
+        arrays |= contents
+    names = ", ".join(map(str, files))
+    checksum = arrays.pop(CHECKSUM, None)
     beside = Path(files[0]).with_name("scores.npy")
-    if "scores" not in arrays and beside.exists():
-        arrays |= _read(beside)
-    for name in ARRAYS[:3]:
-        if name not in arrays:
-            raise ValueError(f"no array {name} in {names}: scores, target and seen are needed")
+    if beside.is_file():
+        if "scores" not in arrays:
+            arrays |= _read(beside)
+        # A memory map lets the file be larger than memory.
+        if checksum is not None and checksum != zlib.crc32(np.memmap(beside, mode="r")):
+            raise ValueError(f"{beside} is damaged, or from another run than {names}: write both "
+                             "anew by --resume --save-scores")
+    missing = {"scores", "target", "seen"} - arrays.keys()
+    if missing:
+        raise ValueError(f"no array {min(missing)} in {names}: add it, or the file that holds it")
     scores = arrays.pop("scores")
     target = arrays.pop("target")
     try:
@@ -710,22 +843,30 @@ def load(files, topk=1):
 
 
 def _read(path):
-    """The arrays of one file by name; ValueError or OSError where it cannot be read."""
+    """Return the arrays of one file by name, or raise ValueError if it is wrong or damaged."""
+    if not path.is_file():  # opening a named pipe would wait for its writer
+        raise ValueError(f"{path} does not exist or is no regular file: pass an .npz or .npy file")
     try:
-        found = np.load(path, mmap_mode="r")
-        if isinstance(found, np.ndarray):
-            return {"scores": found}
-        with found:
-            return {name: found[name] for name in ARRAYS if name in found}
-    except OSError:
-        raise
+        contents = np.load(path, mmap_mode="r")
+        if isinstance(contents, np.ndarray):
+            return {path.stem if path.stem in ARRAYS else "scores": contents}
+        with contents:
+            # A comment can swallow the entry behind it, if its length is damaged.
+            if contents.zip.testzip() or any(entry.comment for entry in contents.zip.infolist()):
+                raise ValueError("a sum fails")
+            arrays = {name: contents[name] for name in contents}
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
-        raise ValueError(f"{path} is no .npz or .npy file of plain arrays (pickled objects are "
-                         f"not loaded), or is damaged ({type(error).__name__})") from None
+        raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no .npz "
+                         "or .npy file of plain arrays; write it anew") from None
+    unknown = arrays.keys() - {*ARRAYS, CHECKSUM}
+    if unknown:
+        raise ValueError(f"{path} holds an unknown array {min(unknown)}: remove it, or rename "
+                         f"it to one of {ARRAYS}")
+    return arrays
 
 
-def print_table(results):
-    """A row for each entry of the results, a column for each protocol."""
+def _print_table(results):
+    """Print a row for each entry of the results, with a column for each protocol."""
     print(f"{'':34}{'exact':>24}{'published':>24}")
     for name in results["exact"]:
         if not name.endswith(("_low", "_high")):
@@ -734,7 +875,7 @@ def print_table(results):
 
 
 def _cell(result, name):
-    """An entry in words: metrics in percent, but the bias as it is, with the interval if any."""
+    """Return an entry as text: fractions in percent, but the bias as it is, with any interval."""
     if not isinstance(result[name], float):
         return str(result[name])
     scale = 1 if name == "bias" else 100
@@ -745,7 +886,17 @@ def _cell(result, name):
 
 
 def plot(sweep, reports, path):
-    """Seen against unseen accuracy, both protocols, the best HM marked, into an image file."""
+    """Draw seen against unseen accuracy into an image file, with the best HM marked.
+
+    Args:
+        sweep: BiasSweep with images.
+        reports: dict of its reports by protocol.
+        path: file to write; its ending says the format.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        OSError: The file cannot be written.
+    """
     from matplotlib.figure import Figure
 
     axes = Figure(layout="constrained").subplots()
@@ -754,109 +905,87 @@ def plot(sweep, reports, path):
         axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
         axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
     axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
-    axes.legend(title=f"top-{sweep.topk}, star: best HM")
-    _write(path, lambda part: axes.figure.savefig(part, dpi=150))
+    axes.legend(title="star: best HM")
+    axes.figure.savefig(path, dpi=150)
 
 
-def write_compositions(sweep, path, average="image"):
-    """A CSV row for each composition with images: its accuracy at three biases.
-
-    At bias 0, at the best exact HM of the whole set (with `average` as in the report; nan where
-    there is none, as in the report), and with the unseen alone (bias +inf).
-    """
-    images = sweep._images()
-    best_bias = sweep.report(average=average)["bias"]
-    lines = ["column,state,object,seen,candidate,images,accuracy,accuracy_at_best_hm,"
-             "accuracy_unseen_only"]
-    for column in np.unique(images.target):
-        pair = ("", "") if sweep.pairs is None else sweep.pairs[column]
-        kept = images.kept[:, images.target == column]
-        once = np.ones(len(kept[0]), int)
-        row = [column, *pair, int(sweep.seen[column]), int(sweep.candidates[column]), len(once)]
-        for bias in (0.0, best_bias, np.inf):
-            row.append(_accuracy(kept, UP_TO, bias, once))
-        lines.append(",".join(map(str, row)))
-    _write(path, lambda part: part.write_text("\n".join(lines) + "\n"))
-
-
-def _write(path, write):
-    """Let write(part) make a file beside `path`, then give it its name: whole or not at all."""
-    part = Path(path).with_name(".part." + Path(path).name)  # the ending says the format
-    try:
-        write(part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def run(options):
-    """Score the files of parsed options and print or write what they ask for."""
+def _run(options):
+    """Evaluate the files of parsed options, and print or write what the options ask for."""
     sweep = load(options.files, options.topk)
-    if options.against:
-        other = load(options.against, options.topk)
     results = {}
-    against = {}
     for protocol in PROTOCOLS:
         results[protocol] = sweep.report(protocol, options.confidence, options.unit,
                                          options.average)
-        if options.against:
+    against = {}
+    if options.against:
+        other = load(options.against, options.topk)
+        for protocol in PROTOCOLS:
             against[protocol] = compare(sweep, other, options.confidence or 0.95, options.unit,
                                         protocol=protocol, average=options.average)
     if options.json:
-        text = json.dumps(results | {"against": against})
+        if against:
+            results["against"] = against
         # JSON has no nan and no infinity: they become null.
-        print(json.dumps(json.loads(text, parse_constant=lambda name: None)))
+        print(json.dumps(json.loads(json.dumps(results), parse_constant=lambda name: None)))
     else:
-        print(f"{_candidates(sweep)}; percent")
-        print_table(results)
+        print(f"{results['exact']['n_seen']:,} images of seen and "
+              f"{results['exact']['n_unseen']:,} of unseen compositions; "
+              f"{sweep.candidates.sum():,} candidates; accuracies in percent")
+        _print_table(results)
         print("In papers: S best_seen, U best_unseen (each at its best bias), HM best_hm, AUC auc; "
               "Sta. state_accuracy, Obj. object_accuracy (at bias 0)")
         if against:
-            print(f"\na against b; of b {_candidates(other)}")
-            print_table(against)
-    if options.per_composition:
-        write_compositions(sweep, options.per_composition, options.average)
+            print(f"\na against b, which has {other.candidates.sum():,} candidates")
+            _print_table(against)
     if options.plot:
         plot(sweep, results, options.plot)
 
 
-def _candidates(sweep):
-    return f"{sweep.candidates.sum():,} of {len(sweep.seen):,} compositions are candidates"
-
-
 def main(argv=None):
-    """Score a saved file: a table in percent on stdout, both protocols side by side."""
+    """Print the metrics of saved scores, with both protocols side by side.
+
+    Args:
+        argv: list of command-line arguments; None takes the script's own.
+    """
     parser = argparse.ArgumentParser(
-        description="Exact and published bias-sweep metrics of saved scores.")
+        description="Print the bias-sweep metrics of saved scores: of every bias (exact) and of "
+                    "the about 20 biases that papers try (published).",
+        epilog="example: python evaluate.py scores.npz --confidence 0.95 --unit composition")
     add = parser.add_argument
     add("files", nargs="+",
-        help=".npz with scores (N, P), target (N,), seen (P,), optional candidates (P,), pairs "
-             "(P, 2); the scores may be a .npy file of their own, read memory-mapped: scores.npy "
-             "rest.npz (scores.npy is found beside rest.npz)")
+        help=".npz file with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
+             "pairs (P, 2); or .npy files of these names; scores.npy beside the first file is "
+             "found by itself")
     add("--against", nargs="+", metavar="FILE",
-        help="files of a second system (b) on the same images: differences with paired intervals")
-    add("--topk", type=int, default=1, help="right if the truth is among the k best (default 1)")
+        help="files of a second system b on the same images: print differences (a minus b) with "
+             "paired intervals")
+    add("--topk", type=int, default=1,
+        help="count a prediction as right if the truth is among the TOPK best (default 1)")
     add("--confidence", type=float,
-        help="bootstrap intervals, as 0.95 (--against has them without)")
+        help="print bootstrap intervals of this confidence, for instance 0.95 (default: none, but "
+             "0.95 for --against)")
     add("--unit", choices=UNITS, default="image",
-        help="what the intervals resample (default image)")
+        help="what the bootstrap draws: each image by itself, or each composition with all its "
+             "images (default image)")
     add("--average", choices=UNITS, default="image",
-        help="what counts alike in an accuracy (default image)")
-    add("--json", action="store_true", help="print JSON: fractions, null for what does not exist")
-    add("--per-composition", metavar="CSV", help="write the accuracy of each composition")
-    add("--plot", metavar="PNG", help="draw the curves (needs matplotlib)")
+        help="what counts equally in an accuracy: each image, or each composition whatever its "
+             "number of images (default image)")
+    add("--json", action="store_true",
+        help="print JSON in place of tables: fractions, null for what does not exist")
+    add("--plot",
+        help="draw seen against unseen accuracy over all biases into this image file, for instance "
+             "curve.png (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
-        run(options)
+        _run(options)
     except ImportError:
         parser.exit(2, "error: --plot needs matplotlib: pip install matplotlib\n")
     except (ValueError, OSError, MemoryError) as error:
-        parser.exit(2, f"error: {error or 'out of memory'}\n")
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end it without a word
+    for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end the script silently
         if hasattr(signal, name):  # Windows has no SIGPIPE
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-    sys.stdout.reconfigure(errors="backslashreplace")
     main()

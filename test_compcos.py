@@ -397,28 +397,6 @@ def test_predict_ranks_by_biased_cosine():
     assert predict(model, x, k=99, candidates=allowed)[0].shape == (9, allowed.sum())
 
 
-def test_features_of_another_kind_are_noticed(recwarn):
-    """Not those of training's kind, one or many, of compositions that training lacks; but those in
-    another order, as of another backbone, and those that were divided by their length."""
-    random = np.random.default_rng(0)
-    model, _, _, _ = small(F=300)
-    spread = random.gamma(2.0, size=300)
-    middle = 3 * random.gamma(2.0, size=300)
-
-    def photos(count):
-        return middle + spread * (random.normal(size=(count, 300)) + random.normal(size=300) / 2)
-
-    trained = torch.as_tensor(np.concatenate([photos(20) for _ in range(50)]))
-    model.checkpoint = dict(feature_mean=trained.mean(0), feature_std=trained.std(0))
-    for count in (1, 5, 300):
-        own = photos(count)
-        predict(model, own)
-        assert not recwarn.list
-        for other in (own[:, ::-1], own / np.linalg.norm(own, axis=1, keepdims=True)):
-            with pytest.warns(UserWarning, match="another backbone"):
-                predict(model, other)
-
-
 # ---- bad input ----
 
 

@@ -1,15 +1,13 @@
-"""Images to features: torchvision's preprocessing, ResNet-18 in plain PyTorch, a resuming cache.
+"""Features of images: torchvision's preprocessing, ResNet-18 in plain PyTorch, a resuming cache.
 
 It has no command line: `python compcos.py` makes the features it needs, and keeps them beside the
 images. The backbone is frozen, as in the paper: features are computed once and never trained.
-Legend: N images, B images of a batch, F numbers a feature; crops are uint8 (height, width, 3).
+N images, B images of a batch, F numbers a feature; crops are uint8 (height, width, 3).
 """
 
 import copy
-import glob
 import hashlib
 import itertools
-import os
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -20,29 +18,28 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lab import shell
-from lab.files import check_writable, load_tensors, reading, writing
-from lab.photos import (DECODERS, missing_photos, open_photo, photo_files, photo_suffixes, rgb,
-                        what_stayed_out, with_reasons)
 import data
-from lab import drawings
+from compcos import pick_device
+from lab import drawings, shell
+from lab.files import check_writable, load_tensors, reading, writing
+from lab.photos import DECODERS, find_images, missing_photos, open_photo, rgb, with_reasons
 
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
-DIGITS = 8  # that name weights: the first ones of their file's SHA-256
+DIGITS = 8  # the number of digits of a weight file's SHA-256 that name the weights
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
-PIXELS = "pixels"  # the backbone that is none: small pixels, as of the built-in data
+PIXELS = "pixels"  # raw pixels, without a backbone: 16 x 16 of them, as for the built-in data
 BATCH = 64  # images that the network takes at a time
-SAVE_EVERY = 60  # seconds: how much of an extraction a kill may cost
-NESTED = "state_dict", "model_state_dict", "model", "net"  # where training loops put parameters
+SAVE_EVERY = 60  # seconds between two writings of the cache, the most that a kill costs
+NESTED = "state_dict", "model_state_dict", "model", "net"  # keys under which loops save parameters
 
 
 # ---- preprocessing -------------------------------------------------------------------------------
 
 
 def _crop(image):
-    """RGB image -> (224,224,3) uint8: short side to 256 (bilinear), centre 224 x 224.
+    """Scale an RGB image's short side to 256 (bilinear) and crop its centre: (224, 224, 3) uint8.
 
-    Rounded as torchvision rounds.
+    Sizes are rounded as torchvision rounds them.
     """
     short = min(image.size)
     size = [int(256 * side / short) for side in image.size]
@@ -53,21 +50,28 @@ def _crop(image):
 
 
 def _normalise(crops):
-    """(B,224,224,3) uint8 -> (B,3,224,224) float32, channels last in memory.
+    """Normalise (B, 224, 224, 3) uint8 to (B, 3, 224, 224) float32, channels last in memory.
 
-    torchvision's operations in its order.
+    The operations are torchvision's, in its order.
     """
     batch = crops.permute(0, 3, 1, 2).float().div_(255)
     for channel, mean, std in zip(batch.unbind(1), MEAN, STD):
-        channel.sub_(mean).div_(std)  # plain numbers: a GPU need not wait for tensors of them
+        channel.sub_(mean).div_(std)  # plain numbers need no copy to a GPU
     return batch
 
 
 def preprocess(image):
-    """PIL image -> (3,224,224) float32: torchvision's Resize(256), CenterCrop(224), Normalize.
+    """Prepare an image for ResNet-18 by torchvision's Resize(256), CenterCrop(224), Normalize.
 
-    Any mode becomes RGB by `rgb`; ValueError: floats outside [0, 1]. Orientation tags are
-    ignored, as in published features: open photos by `open_photo` if they should count.
+    Args:
+        image: PIL image of any mode and size. Its orientation tag is ignored, as in published
+            features; `lab.photos.open_photo` turns a photo by it.
+
+    Returns:
+        (3, 224, 224) float32 tensor.
+
+    Raises:
+        ValueError: the image holds floats outside [0, 1].
     """
     return _normalise(_crop(rgb(image))[None])[0].contiguous()
 
@@ -76,7 +80,7 @@ def preprocess(image):
 
 
 class _Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut: a strided 1 x 1 one where the shape changes."""
+    """Two 3 x 3 convolutions beside a shortcut, a strided 1 x 1 one where the shape changes."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -84,7 +88,7 @@ class _Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = nn.Sequential()  # without parts: the identity
+        self.downsample = nn.Sequential()  # empty: the identity
         if stride > 1:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
@@ -96,9 +100,11 @@ class _Block(nn.Module):
 
 
 def resnet18():
-    """An untrained ResNet-18 (He et al., 2016) without its classifier: (N,3,224,224) -> (N,512).
+    """Build an untrained ResNet-18 (He et al., 2016) without its classifier.
 
-    Parameters have torchvision's names (`conv1.weight`, `layer2.0.downsample.0.weight`, ...).
+    Returns:
+        nn.Module, (N, 3, 224, 224) -> (N, 512), whose parameters have torchvision's names
+        (`conv1.weight`, `layer2.0.downsample.0.weight`, ...).
     """
     def layer(inputs, outputs, stride=2):
         return nn.Sequential(_Block(inputs, outputs, stride), _Block(outputs, outputs, 1))
@@ -117,19 +123,17 @@ def resnet18():
 
 
 def unwrap(stored):
-    """The dict of parameters in what a training loop saved.
+    """Return the dict of parameters in the dict that a training loop saved.
 
     It may be nested under `state_dict`, `model_state_dict`, `model` or `net`, and its names may
-    begin with `module.` (data parallel) or `backbone.`; then other parts, a head, are left out.
-    ValueError: it is no dict of parameters.
+    begin with `module.` (data parallel) or `backbone.`; names without that prefix, such as those of
+    a head, are then left out.
 
     >>> unwrap({"epoch": 3, "net": {"module.conv1.weight": 0}})
     {'conv1.weight': 0}
     >>> unwrap({"backbone.bn1.bias": 1, "head.bias": 2})
     {'bn1.bias': 1}
     """
-    if not isinstance(stored, dict):
-        raise ValueError(f"a {type(stored).__name__}, expected a dict of parameters by name")
     for name in NESTED:
         if isinstance(stored.get(name), dict):
             return unwrap(stored[name])
@@ -142,21 +146,29 @@ def unwrap(stored):
 
 
 def _weights_file(weights):
-    """The file given, else where torch hub keeps the published one (it may not be there yet)."""
+    """Return the given file, or torch hub's path of the published one, which may not exist yet."""
     if weights is None:
         return Path(torch.hub.get_dir(), "checkpoints", WEIGHTS_URL.rpartition("/")[2])
     if not Path(weights).is_file():
-        raise FileNotFoundError(f"no weights file {weights}: name one of ResNet-18's parameters, "
-                                "or none for torch hub's")
+        raise FileNotFoundError(f"no weights file {weights}: name a file of ResNet-18's "
+                                "parameters, or leave --weights out for torch hub's")
     return Path(weights)
 
 
 def load_backbone(weights=None):
-    """ResNet-18, frozen, with weights of a file, else of torch hub's cache, else of a download.
+    """Load a frozen ResNet-18 in evaluation mode, without its classifier.
 
-    The download is checked by its hash. The file is a state dict under torchvision's names, plain
-    or as `unwrap` reads it; its classifier (`fc`) is dropped. Raises OSError if there is no such
-    file or the download fails, ValueError if the file holds something else.
+    Args:
+        weights: str or Path of a state dict under torchvision's names, plain or as `unwrap` reads
+            it; None: the published weights, from torch hub's cache or by a download, which is
+            checked by its hash.
+
+    Returns:
+        nn.Module on the CPU, (N, 3, 224, 224) -> (N, 512).
+
+    Raises:
+        OSError: the file does not exist, or the download fails.
+        ValueError: the file holds something else.
     """
     path = _weights_file(weights)
     if not path.exists():
@@ -169,39 +181,22 @@ def load_backbone(weights=None):
                           "--weights FILE; training needs no weights with --features FILE"
                           ) from error
     model = resnet18()
-    with reading(path, "expected the parameters of a ResNet-18 under torchvision's names"):
-        parameters = unwrap(load_tensors(path))
+    expected = "the parameters of a ResNet-18 under torchvision's names, by torch.save"
+    stored = load_tensors(path, expected)
+    with reading(path, f"expected {expected}"):
+        parameters = unwrap(stored)
         model.load_state_dict({name: value for name, value in parameters.items()
                                if not name.startswith("fc.")})
     return model.to(memory_format=torch.channels_last).requires_grad_(False).eval()
-
-
-def pick_device(name="auto"):
-    """The torch.device of "auto" (the best there is), "cpu", "cuda", "cuda:1", "mps".
-
-    Under torchrun "auto" and "cuda" are the process's own GPU. ValueError: it is not there.
-    """
-    if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = found.type if found else "cpu"
-    try:
-        if name == "cuda" and "LOCAL_RANK" in os.environ:
-            name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-            torch.cuda.set_device(name)  # of streams and graphs, too
-        torch.zeros(1, device=name)
-    except Exception as error:  # of PyTorch all sorts, by kind of device and of its build
-        raise ValueError(f"no device {name!r} on this machine ({shell.reason(error)}); "
-                         "choose auto, cpu, cuda or mps") from None
-    return torch.device(name)
 
 
 # ---- extraction ----------------------------------------------------------------------------------
 
 
 def _recipe(backbone, own_preprocess, device):
-    """How images become features: (RGB image -> tensor, batch of these tensors -> (B, F)).
+    """Return two functions: RGB image -> tensor, and batch of such tensors -> features (B, F).
 
-    backbone: a module, which stays where and as it is, any callable, or PIXELS.
+    backbone: a module, of which a copy is used, any callable, or PIXELS.
     """
     if backbone == PIXELS:
         return lambda image: torch.from_numpy(drawings.feature(image)), lambda batch: batch
@@ -209,12 +204,12 @@ def _recipe(backbone, own_preprocess, device):
         backbone = copy.deepcopy(backbone).to(device).eval()
     if own_preprocess is not None:
         return own_preprocess, backbone
-    # Bytes go to a GPU, a quarter of what floats would be.
+    # The crops go to a GPU as bytes, a quarter of the size of floats.
     return _crop, lambda crops: backbone(_normalise(crops))
 
 
 def prefetch(items, count):
-    """The same items, each handed on when `count` later ones have been begun: their work overlaps.
+    """Yield the items in order, each after the `count` next ones have been taken, to overlap work.
     """
     begun = deque()
     for item in items:
@@ -225,24 +220,23 @@ def prefetch(items, count):
 
 
 def _run(network, device, pixels):
-    """Features (B,F) float32, an array, of B tensors that the network takes as a batch."""
+    """Return the features, a float32 array (B, F), of B tensors that form a batch."""
     batch = torch.stack(pixels).to(device)
-    # The same numbers each time, and those of the CPU as far as possible.
+    # The numbers are the same each time, and as close to those of a CPU as possible.
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exact:
         features = network(batch)
     if features.ndim != 2 or len(features) != len(batch):
-        raise ValueError(f"the backbone makes {tuple(features.shape)} of {len(batch)} images, "
+        raise ValueError(f"the backbone returns {tuple(features.shape)} for {len(batch)} images: "
                          "expected (B, F)")
     return features.float().cpu().numpy()
 
 
 def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
-    """Of images {name: path}, yield {name: feature (F,) float32} and {name: why it cannot be read},
-    batch by batch.
+    """Yield features {name: (F,) float32} and unreadable {name: reason} of images {name: path}.
 
-    Threads decode a few batches ahead of the network (PIL releases the interpreter while it
-    decodes and resizes), so that the network seldom waits.
+    They come batch by batch. Threads decode a few batches ahead of the network, so that it seldom
+    waits: Pillow releases the global lock while it decodes and resizes.
     """
     device = pick_device(device)
     prepare, network = _recipe(backbone, own_preprocess, device)
@@ -272,41 +266,54 @@ def _batches(paths, backbone, device, upright, batch_size, own_preprocess=None):
                     features = _run(network, device, list(pixels.values()))
                 yield dict(zip(pixels, features)), broken
                 progress.update(len(answers))
-    finally:  # Ctrl-C does not wait for the rest
+    finally:  # Ctrl-C does not wait for images that are still queued
         pool.shutdown(cancel_futures=True)
 
 
 def _check(broken, total, skip, where=""):
-    """[a note] on the images {name: why} of `total` without features, [] if all have them.
+    """Return [a note] on the images {name: reason} that lack features, of `total`; [] if none do.
 
-    ValueError names them unless they are skipped.
+    ValueError names them, unless they are skipped.
     """
     if not broken:
         return []
     reasons = with_reasons(broken, 20)
     if not skip or len(broken) == total:
-        raise ValueError(f"{where}no features of {len(broken):,} of {total:,} images: {reasons}; "
+        raise ValueError(f"{where}no features for {len(broken):,} of {total:,} images: {reasons}; "
                          "mend them, or leave them out by --skip-broken")
     return [f"images left out: {len(broken):,}, {reasons}"]
 
 
 def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess=None, upright=True,
             skip_broken=False):
-    """Image files -> (N,F) float32 features.
-
-    backbone: None, ResNet-18 with its published weights; a module or any callable, (B,3,224,224)
-    float32 on the device, as `preprocess` makes them, -> (B,F); or "pixels": 16 x 16 of them.
-    preprocess: any function from a PIL image (RGB) to a tensor, as torchvision, timm and open_clip
-    hand out; the backbone then gets a batch of these.
-    upright: turn photos by their EXIF tag.
-    skip_broken: rows of unreadable files are NaN; otherwise one ValueError names them all.
+    """Compute the features of image files with a frozen backbone.
 
     To train on features of your own backbone, save
     `np.savez(FILE, files=names, features=extract(paths, backbone=...))` and pass `--features FILE`.
+
+    Args:
+        paths: iterable of N str or Path.
+        backbone: None for ResNet-18 with its published weights; a module or any callable that maps
+            a batch (B, 3, 224, 224) float32 on the device, as `preprocess` makes it, to (B, F);
+            or "pixels" for 16 x 16 raw pixels.
+        device: str, see `compcos.pick_device`.
+        batch_size: int >= 1, the number of images that the backbone takes at a time.
+        preprocess: None for the function above, or a function from a PIL image (RGB) to a tensor,
+            such as torchvision, timm and open_clip provide; the backbone then gets batches of
+            these.
+        upright: bool, whether photos are turned by their EXIF tag.
+        skip_broken: bool, whether files that cannot be read get rows of NaN.
+
+    Returns:
+        (N, F) float32 array.
+
+    Raises:
+        ValueError: `paths` is empty, the backbone returns another shape, or files cannot be read;
+            all of these are named.
     """
     paths = list(paths)
     if not paths:
-        raise ValueError("no images to extract features of: expected a list of one path or more")
+        raise ValueError("no images to extract features of: expected one path or more")
     if backbone is None:
         backbone = load_backbone()
     rows = {}
@@ -324,59 +331,31 @@ def extract(paths, *, backbone=None, device="auto", batch_size=BATCH, preprocess
 
 
 def features_like(settings, paths, device="auto", weights=None, skip_broken=False):
-    """Features (N,F) of image files, made as those that a run's settings tell of.
+    """Compute features (N, F) of image files in the way that a run's settings describe.
 
-    settings: a dict with `backbone`, in words, and `weights`, their file; weights: where that is
-    now, if it has moved. skip_broken: as of `extract`. ValueError: other weights than the run's,
-    or features that nothing here makes.
+    settings: a dict with `backbone`, in words, and `weights`, their file; weights: the file, if it
+    has moved since. skip_broken: see `extract`. ValueError: the weights differ from the run's, or
+    this module cannot make such features.
     """
     backbone = settings["backbone"]
     upright = "upright" in backbone
     kind = PIXELS if backbone.startswith(drawings.FEATURE) else None
     weights = weights or settings.get("weights")
-    # BaselineModel first: what has other weights need not be loaded, let alone fetched.
+    # Compared first, so that other weights are neither loaded nor downloaded.
     available = cache_key(kind, weights, upright)
     if not backbone.startswith(available):
-        raise ValueError(f"the model was trained on {backbone}; of photos {available} can be made: "
-                         "give the --weights FILE whose SHA-256 begins as there, or features of "
-                         "the same kind (--features FILE; to predict() an array)")
+        raise ValueError(f"the model was trained on {backbone}, but photos would get {available}: "
+                         "give the --weights FILE whose SHA-256 begins with the digits of the "
+                         "former, or features of the same kind (--features FILE; in Python an "
+                         "array)")
     return extract(paths, backbone=kind or load_backbone(weights), device=device,
                    upright=upright, skip_broken=skip_broken)
 
 
-def find_images(arguments):
-    """The image files that files, patterns and folders name, each once, in order. What of a folder
-    is no photo is said, and what a pattern such as `new/*.jpg` leaves beside its photos."""
-    found = []
-    for argument in arguments:
-        matches = []
-        if not Path(argument).exists():  # a pattern that the shell left as it is
-            matches = sorted(glob.glob(argument))
-        for path in map(Path, matches or [argument]):
-            if path.is_dir():
-                photos, left_out = photo_files(path)
-                found += [path / photo for photo in photos]
-                if left_out:
-                    print(f"note: {path}: {what_stayed_out(left_out)}")
-            else:  # a missing file is named, with all others, when it is opened
-                found.append(path)
-    if not found:
-        raise ValueError(f"no image in {shell.shorten(arguments)}")
-    suffixes = photo_suffixes()
-    endings = {path.suffix for path in found}
-    left = []
-    for folder in {path.parent for path in found if path.exists()}:
-        left += [path for path in folder.iterdir()
-                 if path.suffix.lower() in suffixes and path.suffix not in endings]
-    if left and found != list(map(Path, arguments[:1])):  # who names one photo wants that one
-        print(f"note: photos beside these with other endings are left: {shell.shorten(sorted(left))}")
-    return list(map(str, dict.fromkeys(found)))
-
-
 def images_and_features(settings, arguments, file=None, **how):
-    """(images, features (N, F)) of a file of features, or of the photos that `arguments` name.
+    """Return images and their features (N, F), from a file or of the photos that `arguments` name.
 
-    settings, how: as of `features_like`; with its skip_broken, photos that cannot be read are left
+    settings, how: see `features_like`; with its skip_broken, photos that cannot be read are left
     out.
     """
     if file:
@@ -387,35 +366,18 @@ def images_and_features(settings, arguments, file=None, **how):
     images = np.array(images)
     is_whole = np.isfinite(features).all(1)
     if not is_whole.all():
-        print(f"note: broken and left out: {shell.shorten(images[~is_whole])}")
+        print(f"note: left out, since they cannot be read: {shell.shorten(images[~is_whole])}")
     return images[is_whole], features[is_whole]
-
-
-def is_shifted(features, checkpoint):
-    """Whether features (N, F) lie far from training's, by their mean and variance (F,).
-
-    Of the same kind, the mean of (x - mean)² / variance over numbers and images is about 1: 0.9 to
-    1.1 for the validation and test images of fashion, textures and the built-in data, at most 1.9
-    for those of one object, at most 3.7 for a single one; with the numbers in another order 1.9
-    to 4. The mean of x² is at least 0.36 of that in training; of images divided by their length, it
-    is 0.003.
-    """
-    mean = checkpoint["feature_mean"].to(features)
-    variance = checkpoint["feature_std"].to(features).square()
-    variance += 1e-3 * variance.mean()  # what hardly varied in training tells little
-    distance = ((features - mean).square() / variance).mean()
-    size = features.square().mean() / (mean.square() + variance).mean()
-    return bool(distance > 1.7 + 2.8 / len(features) ** 0.5 or size < 0.2)
 
 
 # ---- the cache -----------------------------------------------------------------------------------
 
 
 def cache_key(kind, weights, upright):
-    """What cached features depend on, in words: backbone, weights, preprocessing.
+    """Return the words for all that cached features depend on: backbone, weights, preprocessing.
 
-    kind: None, those of ResNet-18, or PIXELS. The weights by the first digits of their SHA-256,
-    which the published file has in its name.
+    kind: None for ResNet-18, or PIXELS. Weights are named by the first digits of their SHA-256,
+    which are part of the published file's name.
     """
     if kind == PIXELS:
         words = drawings.FEATURE
@@ -431,8 +393,7 @@ def cache_key(kind, weights, upright):
 
 
 def _writable_place(own, elsewhere):
-    """(where the cache is to be written, notes): in the dataset's folder, or elsewhere where that
-    cannot be written."""
+    """Return the path for a new cache and notes: `own`, or `elsewhere` if `own` is read-only."""
     try:
         check_writable(own.parent)
         return own, []
@@ -441,13 +402,13 @@ def _writable_place(own, elsewhere):
 
 
 def _read_cache(path, key):
-    """{name: (feature, stamp)} of a cache with this key; {} of another file, or none.
+    """Return {name: (feature, stamp)} of a cache with this key, {} for another file or none.
 
     ValueError: it is damaged.
     """
     if not path.exists():
         return {}
-    with reading(path, "a cache may be removed, it is then made again"):
+    with reading(path, "a cache may be removed, and is then made anew"):
         stored = data.read_features(path)
         if str(stored.get("key")) != key:
             return {}
@@ -456,8 +417,7 @@ def _read_cache(path, key):
 
 
 def _write_cache(path, key, rows):
-    """Write a cache, whole or not at all; of two commands at once the last one's stays. Of several
-    processes the first one writes."""
+    """Write a cache, whole or not at all, in the first of several processes."""
     if shell.rank() > 0 or not rows:
         return
     features, stamps = zip(*rows.values())
@@ -466,10 +426,10 @@ def _write_cache(path, key, rows):
 
 
 def _known_rows(dataset, places, key, skip_broken):
-    """What caches hold of files that are as they were, {name: (feature, stamp)}, and {name: stamp}
-    of the other files; a stamp is the size and the time of change.
+    """Return {name: (feature, stamp)} of cached files that are unchanged, {name: stamp} of others.
 
-    FileNotFoundError: images that are not there, unless they are skipped.
+    A stamp is a file's size and time of change. FileNotFoundError: images do not exist, and are not
+    skipped.
     """
     stamps = {}
     for name in dataset.every_image:
@@ -488,20 +448,21 @@ def _known_rows(dataset, places, key, skip_broken):
     return rows, {name: stamp for name, stamp in stamps.items() if name not in rows}
 
 
-def extract_missing(dataset, kind, weights, device, fallback, skip_broken):
-    """Extract what a dataset's caches lack. Several processes each take a share.
+def extract_missing(dataset, kind, weights, device, fallback, skip_broken, replace_cache):
+    """Extract the features that a dataset's caches lack; several processes each take a share.
 
-    Returns {name: feature (F,)}, {name: why it cannot be read}, the key, and notes.
+    Returns {name: feature (F,)}, {name: reason} of images that cannot be read, the key, and notes.
     """
     key = cache_key(kind, weights, dataset.upright)
     name = "pixels_cache.npz" if kind == PIXELS else "features.npz"
     places = dataset.folder / name, Path(fallback, f"{dataset.name}-{name}")
     known = _known_rows(dataset, places, key, skip_broken)
-    rows, todo = shell.gather(known)[0]  # what the first process lacks is what all make
+    rows, todo = shell.gather(known)[0]  # all make what the first process lacks
     broken = {}
     notes = []
     if todo:
         place, notes = _writable_place(*places)
+        is_written = replace_cache or not place.exists()
         backbone = kind or load_backbone(weights)
         share = list(todo)[shell.rank()::shell.processes()]
         paths = {name: dataset.path(name) for name in share}
@@ -512,10 +473,11 @@ def extract_missing(dataset, kind, weights, device, fallback, skip_broken):
             for features, problems in shell.gather(next(batches, ({}, {}))):
                 rows.update({name: (features[name], todo[name]) for name in features})
                 broken.update(problems)
-            if time.monotonic() - saved > SAVE_EVERY:
+            if is_written and time.monotonic() - saved > SAVE_EVERY:
                 _write_cache(place, key, rows)
                 saved = time.monotonic()
-        _write_cache(place, key, rows)
+        if is_written:
+            _write_cache(place, key, rows)
     return {name: feature for name, (feature, _) in rows.items()}, broken, key, notes
 
 
@@ -523,17 +485,32 @@ def extract_missing(dataset, kind, weights, device, fallback, skip_broken):
 
 
 def load_features(dataset, *, file=None, weights=None, device="auto", skip_broken=False,
-                  fallback="."):
-    """(dataset, {phase: (N,F) float32}, what they are in words, the weights file or None).
+                  fallback=".", replace_cache=True):
+    """Load the features of a dataset's images, or extract and cache them.
 
-    file: .npz with `files` and `features` in any order, or the same by torch.save; "pixels": 16 x
-    16 of them, made here. None: features.npz or resnet18_featurers.t7 in the dataset's folder,
-    else ResNet-18's with `weights` (see `load_backbone`). What is made here is cached, in
-    features.npz or pixels_cache.npz, and made anew where images or weights are others than before.
+    Extracted features are cached in features.npz or pixels_cache.npz, and extracted anew where
+    images or weights have changed. Under torchrun all processes call this, and each extracts its
+    share.
 
-    fallback: the folder for the cache if the dataset's cannot be written, which a note says.
-    skip_broken: the dataset comes back without the images that have no features; otherwise
-    ValueError names them all. Under torchrun all processes call this; each extracts its share.
+    Args:
+        dataset: data.Dataset.
+        file: str or Path of an .npz with `files` and `features` in any order, or the same by
+            torch.save; "pixels" for 16 x 16 raw pixels; None for features.npz or
+            resnet18_featurers.t7 in the dataset's folder, else for ResNet-18.
+        weights: str or Path of ResNet-18's weights, or None, see `load_backbone`.
+        device: str, see `compcos.pick_device`.
+        skip_broken: bool, whether images without features are left out of the returned dataset.
+        fallback: str or Path, the folder for the cache if the dataset's is read-only; a note says
+            so.
+        replace_cache: bool; if False, a cache that exists already stays as it is, for callers that
+            first compare the features with those of an earlier run.
+
+    Returns:
+        (Dataset, {phase: (N, F) float32 array}, words for the features, weights file or None).
+
+    Raises:
+        FileNotFoundError: photos are missing.
+        ValueError: a file is not as expected, or images have no features; all of these are named.
     """
     names = dataset.every_image
     source = data.finished_features(dataset, file)
@@ -541,7 +518,8 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
     notes = []
     where = ""
     if source is None:
-        rows, broken, words, notes = extract_missing(dataset, file, weights, device, fallback, skip_broken)
+        rows, broken, words, notes = extract_missing(dataset, file, weights, device, fallback,
+                                                     skip_broken, replace_cache)
     else:
         stored = data.read_features(source)
         where = f"{source} (of {shell.shorten(stored['files'], 2)}): "
@@ -549,8 +527,8 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
         rows = dict(zip(stored["files"], stored["features"]))
     is_resnet = words.startswith("ResNet-18")
     if is_resnet and file is None and words != cache_key(None, weights, dataset.upright):
-        raise ValueError(f"{source} has features of {words}, and no photos are there to make "
-                         f"others: give the --weights FILE of these, or --features {source}")
+        raise ValueError(f"{source} has features of {words}, and there are no photos for others: "
+                         f"give the --weights FILE of the former, or --features {source}")
     if weights is not None:
         weights = str(Path(weights).resolve()) if is_resnet else None
     for name in names:
@@ -564,9 +542,9 @@ def load_features(dataset, *, file=None, weights=None, device="auto", skip_broke
 
 
 def _with_features(dataset, rows, broken):
-    """(dataset, {phase: (N,F)}) of {name: feature (F,)}, without the broken images.
+    """Return the dataset without the broken images, and {phase: (N, F)} from {name: feature (F,)}.
 
-    ValueError: a phase has no other ones.
+    ValueError: a phase has no other images.
     """
     images = {}
     targets = {}

@@ -12,22 +12,35 @@ import torch
 
 from lab import shell
 
+# The first bytes of files that people give by mistake, and the words for such a file.
+FIRST_BYTES = {
+    b"\x93NUMPY": "a single array (.npy)",
+    b"\x80": "a pickle",
+    b"\x89HDF": "an HDF5 file",
+    b"MATLAB": "a MATLAB file",
+    b"\x1f\x8b": "a gzip archive that is still packed",
+    b"version https://git-lfs": "a Git LFS pointer, for which `git lfs pull` fetches the file",
+    b"<": "a web page or XML",
+    b"{": "JSON",
+    b"[": "JSON",
+}
+FOLDER_BIT = 16  # of a zip member's attributes, as in MS-DOS
+
 
 @contextmanager
 def reading(path, remedy):
-    """Inside, the file `path` is read and what it holds is used: whatever is wrong with it is one
-    ValueError.
+    """Turn any error in the block, which reads the file `path`, into a ValueError of one line.
 
-    Its one line names the file, what is wrong, and the `remedy`. A file that is not there or cannot
-    be opened (OSError) and a lack of memory pass.
+    The line names the file, the problem, and the `remedy`. Two kinds of errors pass unchanged: an
+    OSError because the file is missing or cannot be opened, and a lack of memory.
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for for ever
+        if path.exists() and not path.is_file():  # reading a pipe could wait for ever
             raise ValueError(f"{path} is no plain file")
         yield path
-    except Exception as error:  # of zip, pickle, CSV and JSON, and of what is not in them
-        # An OSError without a file's name is of a place beyond the file's end.
+    except Exception as error:  # zip, pickle, CSV and JSON raise many kinds
+        # An OSError without a file's name comes from reading beyond the file's end.
         is_unread = isinstance(error, OSError) and error.filename is not None
         if is_unread or shell.is_out_of_memory(error):
             raise
@@ -39,11 +52,12 @@ def reading(path, remedy):
 
 @contextmanager
 def writing(path, mode="w", shared=False):
-    """A file open for text or bytes, which becomes `path` only if the block ends well.
+    """Open a temporary file for text or bytes, which becomes `path` only if the block ends well.
 
-    It is a temporary file beside `path`: a kill or a full disk leaves what was there before. Under
-    a run's lock it has one name, which the next run uses again; `shared`, where several commands
-    may write at once, each has its own. OSError names `path`.
+    The temporary file lies beside `path`, so that a kill or a full disk leaves the old `path` as it
+    was. Its name is always the same, so that the next run overwrites what a killed one left; with
+    `shared`, for files that several commands may write at once, each process has its own name. An
+    OSError names `path`.
     """
     path = Path(path)
     number = f".{os.getpid()}" if shared else ""
@@ -55,7 +69,7 @@ def writing(path, mode="w", shared=False):
             yield file
         os.replace(part, path)
     except (OSError, RuntimeError) as error:
-        # torch.save hides by a RuntimeError that it was interrupted, or could not write
+        # torch.save raises a RuntimeError when it is interrupted or cannot write.
         cause = error if isinstance(error, OSError) else error.__context__
         if isinstance(cause, KeyboardInterrupt):
             raise cause from None
@@ -67,21 +81,20 @@ def writing(path, mode="w", shared=False):
 
 
 def write_rows(path, header, rows):
-    """A .csv file, whole or not at all: the header, and rows of as many cells."""
+    """Write a .csv file, whole or not at all, from a header and rows of as many cells."""
     with writing(path) as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
 
 
 def check_writable(folder, option="--out"):
-    """OSError unless files can be written into the folder of an option; it need not be there
-    yet."""
+    """Raise an OSError unless files can be written into `folder`, which may not exist yet.
+
+    The message asks for another value of `option`.
+    """
     place = Path(folder)
-    while not place.exists():
-        if place.is_symlink():
-            raise OSError(f"{place} is a link to {os.readlink(place)}, which is not there: give "
-                          f"another {option}, or make that folder")
+    while not os.path.lexists(place):  # true of a link that leads nowhere, too
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise OSError(f"cannot write into {folder}, since {place} is no folder or read-only: give "
@@ -90,10 +103,10 @@ def check_writable(folder, option="--out"):
 
 @contextmanager
 def lock(folder):
-    """Hold a folder for one run. ValueError if another process holds it; a dead one cannot.
+    """Hold a folder for one run; raise a ValueError if another process holds it.
 
-    The lock is the operating system's, on the file `.lock`, and ends with the process: systems
-    differ, which is why it stands here. Where there are no locks, a warning says so.
+    The operating system locks the file `.lock` and releases it when the process ends, however it
+    ends. Where there are no locks, a warning says so.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,62 +117,85 @@ def lock(folder):
         except BlockingIOError:
             raise ValueError(f"another run writes into {folder}: wait for it, or give another "
                              "--out") from None
-        except (ImportError, OSError):  # Windows, or a file system that has no locks
-            shell.print_status(f"warning: no lock can be had on {folder}: see that no other run writes there")
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            shell.print_status(f"warning: {folder} cannot be locked: make sure that no other run "
+                               "writes there")
         yield
 
 
-def load_tensors(path):
-    """`torch.load` of plain data only: tensors, and NumPy arrays and scalars of numbers and texts.
+def load_tensors(path, expected="plain data that torch.save wrote"):
+    """Load tensors, NumPy arrays and plain values by torch.load, running no code of the file.
 
-    Runs no code in the file. OSError: it is not there; ValueError: it holds something else, or is
-    damaged.
+    OSError: the file is missing. ValueError: it is damaged or holds something else than `expected`.
     """
-    check_archive(path)
-    # What a pickle of NumPy's names: the classes of its dtypes, and the functions that make an
-    # array and a scalar.
+    names = check_archive(path)
+    # The pickles of NumPy name the classes of its dtypes, and the functions that make an array and
+    # a scalar.
     dtypes = {type(np.dtype(kind)) for kind in np.typecodes["All"]}
     allowed = [np.ndarray, np.dtype, *dtypes]
     for value in (np.zeros(0), np.float32(0)):
         make = value.__reduce__()[0]
-        for module in ("numpy.core", "numpy._core"):  # as NumPy 1 and 2 call it
+        for module in ("numpy.core", "numpy._core"):  # in NumPy 1 and 2
             allowed.append((make, f"{module}.multiarray.{make.__name__}"))
-    with (reading(path, "make or fetch it again"),
-          torch.serialization.safe_globals(allowed)):
+    with reading(path, f"expected {expected}"), torch.serialization.safe_globals(allowed):
+        kind = describe_file(path)
+        is_saved = kind == FIRST_BYTES[b"\x80"]  # before torch 1.6 torch.save wrote a bare pickle
+        if not is_saved and not any(name.endswith("/data.pkl") for name in names):
+            raise ValueError(f"{path} is {kind}")
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def check_archive(path):
-    """The names in a zip archive (.npz, torch.save) that agrees with its own check sums; else [].
+def describe_file(path):
+    """Return what a file is, such as "a web page or XML", from its first bytes."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return f"a zip archive of {shell.shorten(archive.namelist(), 3)}"
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip()
+    for first, words in FIRST_BYTES.items():
+        if start.startswith(first):
+            return words
+    if not start:
+        return "empty"
+    return "text" if start.isascii() else "data of an unknown kind"
 
-    torch.load does not compare them: a flipped bit would be other numbers without a word.
-    ValueError: the archive is damaged.
+
+def check_archive(path):
+    """Return the names in an undamaged zip archive (.npz, torch.save), [] for any other file.
+
+    ValueError: the archive is damaged. torch.load itself compares no checksums, and reads
+    uninitialised memory where a member is wrongly marked as a folder.
     """
-    with reading(path, "it is damaged: make or fetch it again"):
+    with reading(path, "if it is damaged, make or fetch it again"):
         if not zipfile.is_zipfile(path):
             return []
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"wrong sum of {damaged}")
-            return archive.namelist()
+            names = archive.namelist()
+            for member in archive.infolist():
+                is_folder = member.external_attr & FOLDER_BIT
+                if names.count(member.filename) > 1 or is_folder and not member.is_dir():
+                    raise ValueError(f"wrong entry of {member.filename}")
+                with archive.open(member) as file:
+                    while file.read(1 << 20):  # at the end the checksum is compared
+                        pass
+            return names
 
 
 def write_json(path, value):
-    """JSON with null for what is nan or infinite."""
+    """Write JSON, whole or not at all, with null for numbers that are not finite."""
     value = json.loads(json.dumps(value), parse_constant=lambda name: None)
     with writing(path) as file:
         json.dump(value, file, indent=1)
 
 
 def read_json(path):
-    """What a JSON file holds. ValueError names a file that is none."""
-    with reading(path, "remove it, and its run is made anew"):
+    """Return the content of a JSON file; a ValueError names a file that holds something else."""
+    with reading(path, "remove the file, and its run is made anew"):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_rows(path):
-    """The rows of a .csv file, dictionaries."""
+    """Return the rows of a .csv file as dictionaries."""
     with (reading(path, "expected a .csv in UTF-8; make it anew, or restore it"),
           open(path, newline="", encoding="utf-8-sig") as file):
         return list(csv.DictReader(file))

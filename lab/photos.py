@@ -1,7 +1,10 @@
-"""Photos: opened as RGB images, listed below a folder, and checked."""
+"""Photos: opened as RGB images, found in folders, and checked."""
 
 import functools
+import glob
+import hashlib
 import os
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,43 +13,48 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lab import shell
 
-# Threads that decode photos, at most. They share the interpreter, so that more are slower again
-# (images a second on 32 cores: 519 with 1, 1,745 with 4, 1,995 with 8, 1,325 with 16).
+# The greatest number of threads that decode photos. They share Python's global lock, so that more
+# threads become slower again (images a second on 32 cores: 519 with 1 thread, 1,745 with 4, 1,995
+# with 8, 1,325 with 16).
 DECODERS = 8
-MOST_RATIO = 2_500  # of a photo's sides: brought to 256 pixels on the short one, more fill memory
-TABLES = ".csv", ".npz", ".txt"  # what is no photo in the folder of a dataset
-# Formats that Pillow registers but that hold no photo (drawings, films, measurements).
+TABLES = ".csv", ".npz", ".txt"  # files of a dataset's folder that are no photos
+LEFT_BY_SYSTEMS = "@eaDir", "__MACOSX"  # folders of thumbnails and attributes
+# Formats that Pillow registers for other pictures than photos (drawings, films, measurements).
 NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
 
-def open_photo(path, upright=True):
-    """A photo as an RGB image of Pillow's, decoded: how check, extraction and prediction read one.
+# ---- opening -------------------------------------------------------------------------------------
 
-    Any format that Pillow opens; the modes as by `rgb`. upright: turned by its EXIF tag, without
-    it as it is stored. ValueError says why it cannot be read, and does not name the file.
+
+def open_photo(path, upright=True):
+    """Return a photo as a decoded RGB image of Pillow's.
+
+    Checks, extraction and prediction all open photos by this function. It takes any format that
+    Pillow opens, and converts modes by `rgb`. With `upright` the photo is turned by its EXIF tag.
+    ValueError: the reason why it cannot be read, without the file's name.
     """
     register_plugins()
     try:
         with Image.open(path) as image:
-            if max(image.size) > MOST_RATIO * min(image.size):
-                raise ValueError(f"a strip of {image.width} x {image.height} pixels, too thin")
             image.load()
             if upright:
                 turn_upright(image)
-            image.info.clear()  # of tags by which others would turn it once more
+            image.info.clear()  # tags by which others would turn it once more
             return rgb(image)
     except UnidentifiedImageError:
-        raise ValueError("not an image that Pillow opens here; .heic needs `pip install "
-                         "pillow-heif`") from None
-    except Exception as error:  # decoders of broken files raise all sorts
+        problem = "not an image that Pillow opens here; .heic needs `pip install pillow-heif`"
+        if os.path.getsize(path) == 0:
+            problem = "an empty file"
+        raise ValueError(problem) from None
+    except Exception as error:  # decoders of broken files raise many kinds
         raise ValueError(str(error) or repr(error)) from error
 
 
 def turn_upright(image):
-    """Turn a decoded image, in place, by its EXIF tag, if that can be read."""
+    """Turn a decoded image, in place, by its EXIF tag, unless that is damaged."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # of damaged tags all sorts; the picture beside them is whole
+    except Exception:  # damaged tags raise many kinds, and the picture beside them is whole
         pass
 
 
@@ -61,13 +69,14 @@ def register_plugins():
 
 
 def rgb(image):
-    """PIL's conversion, but of 16-bit greys their upper 8 bits, and floats in [0, 1] times 255: PIL
-    alone would make white and black of these. ValueError: other floats.
+    """Return an image in RGB, with 16-bit grey values and floats in [0, 1] scaled to 8 bits.
+
+    Pillow alone would make these white and black. ValueError: floats outside [0, 1].
     """
     values = np.asarray(image)
     if image.mode == "F":
         values = 255 * values + 0.5
-        if not (values.min() >= 0 and values.max() < 256):  # NaN neither
+        if not (values.min() >= 0 and values.max() < 256):  # true of NaN, too
             raise ValueError("floats outside [0, 1]: save it with 8 or 16 bits")
     elif image.mode.startswith("I"):
         values = (values >> 8).clip(0, 255)
@@ -76,80 +85,146 @@ def rgb(image):
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
+# ---- finding -------------------------------------------------------------------------------------
+
+
 def photo_suffixes():
-    """The suffixes, in lower case, of the photos that Pillow opens here, plugins included."""
+    """Return the suffixes, in lower case, of the photos that Pillow and its plugins open."""
     register_plugins()
     suffixes = Image.registered_extensions()
-    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # which the plugin of JPEG opens
+    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # MPO is opened by the plugin of JPEG
     return {suffix for suffix, name in suffixes.items() if name in opened}
 
 
-def photo_files(root):
-    """(photos, left out): names of files below `root`, `/` between folders, sorted.
+def walk(folder, above=()):
+    """Yield the paths of all files below a folder, without hidden ones.
 
-    Links to folders are followed. Hidden files, tables, and what systems leave behind (@eaDir,
-    __MACOSX) are in neither list. OSError: a folder that may not be looked into.
+    Links to folders are followed, unless they lead back to one of the folders `above`. OSError: a
+    folder that cannot be listed.
     """
-    def stop(error):
-        raise error
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name in LEFT_BY_SYSTEMS:
+            continue
+        if path.is_dir():
+            yield from walk(path, (*above, real))
+        else:
+            yield path
 
+
+def photo_files(root):
+    """Return the names of the photos below `root` and those of other files but tables, sorted.
+
+    Names have `/` between folders. ValueError: a name is not UTF-8.
+    """
     suffixes = photo_suffixes()
     photos = []
-    left_out = []
-    for folder, subfolders, files in os.walk(root, onerror=stop, followlinks=True):
-        subfolders[:] = [name for name in subfolders if not name.startswith((".", "@", "__"))]
-        for name in files:
-            path = Path(folder, name)
-            if name.startswith(".") or path.suffix in TABLES:
-                continue
-            found = photos if path.suffix.lower() in suffixes else left_out
-            found.append(path.relative_to(root).as_posix())
-    return sorted(photos), sorted(left_out)
+    others = []
+    for path in walk(Path(root)):
+        if path.suffix not in TABLES:
+            names = photos if path.suffix.lower() in suffixes else others
+            names.append(path.relative_to(root).as_posix())
+    check_names(photos)
+    return sorted(photos), sorted(others)
 
 
-def what_stayed_out(left_out):
-    """A note on files that are no photos here, and what to do if some are."""
-    return (f"left out, since Pillow does not open them as photos here: {shell.shorten(left_out)}; "
-            "save photos among them as JPEG or PNG, or `pip install pillow-heif` for .heic")
+def check_names(names):
+    """Raise a ValueError unless all file names can be written in UTF-8, as tables are."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the file name {name!r} is not UTF-8: rename the file") from None
+
+
+def list_photos(root):
+    """Return the names of the photos below `root`, and print a note on other files."""
+    photos, others = photo_files(root)
+    if others:
+        print(f"note: Pillow does not open as photos here, so they are left out of {root}: "
+              f"{shell.shorten(others)}; save photos among them as JPEG or PNG, or for .heic "
+              "`pip install pillow-heif`")
+    return photos
+
+
+def find_images(arguments):
+    """Return the image files that files, patterns and folders name, each once, in order.
+
+    ValueError: there are none.
+    """
+    images = []
+    for argument in arguments:
+        matches = []
+        if not Path(argument).exists():  # a pattern that the shell did not expand
+            matches = sorted(glob.glob(argument))
+        for path in map(Path, matches or [argument]):
+            if path.is_dir():
+                images += [path / photo for photo in list_photos(path)]
+            else:  # a missing file is named, with all others, when it is opened
+                images.append(path)
+    if not images:
+        raise ValueError(f"no image in {shell.shorten(arguments)}")
+    names = list(map(str, dict.fromkeys(images)))
+    check_names(names)
+    return names
+
+
+# ---- checking ------------------------------------------------------------------------------------
 
 
 def missing_photos(dataset):
-    """A line that names the images without a photo, and files whose names differ only in case
-    (.jpg, .JPG); "" if there are none."""
-    lost = [image for image in dataset.every_image if not dataset.path(image).exists()]
-    if not lost:
+    """Return a line that names the images without a photo, "" if there are none.
+
+    The line also names photos whose names differ from these in case alone, such as .jpg and .JPG.
+    """
+    missing = [image for image in dataset.every_image if not dataset.path(image).exists()]
+    if not missing:
         return ""
     text = (f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/: "
-            f"{shell.shorten(lost)}")
-    wanted = {image.casefold() for image in lost}
+            f"{shell.shorten(missing)}")
+    spellings = {image.casefold() for image in missing}
     photos, _ = photo_files(dataset.folder)
-    near = [photo for photo in photos if photo.removeprefix("images/").casefold() in wanted]
+    near = [photo for photo in photos if photo.removeprefix("images/").casefold() in spellings]
     if near:
         text += f"; {shell.shorten(near)} there differ only in case"
     return text
 
 
 def broken_photos(dataset):
-    """{image: why} of the photos that are there and cannot be read; each is decoded to its end."""
+    """Return {image: reason} of the photos that exist and cannot be decoded to their end."""
     def problem(image):
         try:
             open_photo(dataset.path(image), dataset.upright)
-        except FileNotFoundError:
-            pass  # see missing_photos
         except ValueError as error:
             return str(error)
 
-    names = dataset.every_image
+    names = [image for image in dataset.every_image if dataset.path(image).exists()]
     broken = {}
     with (ThreadPoolExecutor(DECODERS) as pool,
           shell.Progress("decoding", len(names), "images") as progress):
-        for image, why in zip(names, pool.map(problem, names)):
-            if why is not None:
-                broken[image] = why
+        for image, reason in zip(names, pool.map(problem, names)):
+            if reason is not None:
+                broken[image] = reason
             progress.update()
     return broken
 
 
+def repeated_photos(dataset):
+    """Return lists of images of several sets whose files hold the same bytes."""
+    paths = {image: dataset.path(image) for image in dataset.every_image}
+    sizes = {image: path.stat().st_size for image, path in paths.items() if path.exists()}
+    count = Counter(sizes.values())
+    by_content = defaultdict(list)
+    for image, size in sizes.items():
+        if count[size] > 1:  # only files of equal size are read
+            content = paths[image].read_bytes()
+            by_content[hashlib.sha256(content).digest()].append(image)
+    set_of = {image: phase for phase, images in dataset.images.items() for image in images}
+    return [images for images in by_content.values() if len(set(map(set_of.get, images))) > 1]
+
+
 def with_reasons(broken, most=5):
-    """The first few of {name: why}, and how many more."""
-    return shell.shorten([f"{name} ({why})" for name, why in broken.items()], most)
+    """Return a text of the first few of {name: reason}, and how many more there are."""
+    return shell.shorten([f"{name} ({reason})" for name, reason in broken.items()], most)

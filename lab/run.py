@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,19 +25,18 @@ from evaluate import accuracy_at, threshold_sweep
 from feasibility import auroc, conformal_threshold, hard_mask, write_csv
 from lab import answers, drawings, shell, words
 from lab import features as image_features
-from lab.files import (check_writable, load_tensors, lock, read_json, reading, write_json,
-                       write_rows, writing)
-from lab.results import (LEGEND, RUNS, aggregate_seeds, answers_at, candidate_sets,
-                         check_candidates, check_joined, check_output_folder, check_record,
-                         deviation, expectation, finished_seeds, folder_of, last_folder,
-                         new_folder, recorded_settings, table, table_notes, versions,
-                         write_answers, write_scores)
+from lab.files import (check_writable, load_tensors, lock, reading, write_json, write_rows,
+                       writing)
+from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
+                         check_joined, check_output_folder, check_record, deviation, expectation,
+                         finished_seeds, folder_of, last_folder, new_folder, recorded_settings,
+                         table, table_notes, versions, write_answers, write_scores)
 
-LOG = ("epoch", "loss", "validation", "seconds")  # columns of log.csv
 SAVE_SECONDS = 30       # minimum seconds between checkpoints
 CALIBRATION = 1 << 24   # scores that a temperature is fitted to
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
+DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
 PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
 # The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
 VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
@@ -87,7 +86,7 @@ def load_data(options):
     if options.resume:
         where = dict(dataset=dataset.name, model=options.model, world=options.world or "open")
         for recorded in recorded_settings(options.out or last_folder(where)):
-            weights = weights or recorded["weights"]
+            weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
         skip_broken=options.skip_broken, fallback=fallback)
@@ -162,55 +161,56 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
 # ---- probabilities ----
 
 
+@torch.no_grad()
 def calibrate(model, features, target, seen, candidates, bias):
     """Fit the temperature T of each candidate set on validation, {name: float}.
 
     softmax((score + bias·[unseen]) / T) over the candidates is then the probability of an answer.
-    Images whose truth is no candidate do not count.
+    Images whose truth is no candidate do not count. With many compositions, only every n-th image
+    is used.
     """
+    few = min(len(features), max(20, CALIBRATION // seen.size))
+    chosen = np.linspace(0, len(features) - 1, few).astype(int)
+    blocks = compcos.score_blocks(model, features[torch.as_tensor(chosen)])
+    scores = torch.cat([block for _, block in blocks])  # (n, C)
+    truth = target[chosen]
     temperatures = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        is_candidate = place >= 0
-        temperatures[name] = fit_temperature(scores[is_candidate], place[is_candidate])
+    for name, mask in candidates.items():
+        columns = np.flatnonzero(mask)  # (P,)
+        rows = np.flatnonzero(mask[truth])
+        place = np.searchsorted(columns, truth[rows])  # of the truth among the columns
+        offset = np.where(seen.ravel()[columns], 0.0, bias[name])
+        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(columns)]
+        ranked = ranked + torch.as_tensor(offset).to(scores)
+        temperatures[name] = fit_temperature(ranked, torch.as_tensor(place, device=scores.device))
     return temperatures
 
 
 def calibration(model, features, target, seen, candidates, bias, temperature):
-    """Compare the probabilities of `calibrate` with how often the answers to test images are right.
+    """Measure on test images how often answers are right, and how probable they are said to be.
+
+    Args:
+        model: on its device.
+        features: tensor (N, F) on that device.
+        target: array (N,).
+        seen: (S, O) bool.
+        candidates: (C,) bool, as `--predict` uses them.
+        bias, temperature: numbers, for these candidates.
 
     Returns:
-        {name: {confidence, accuracy, accuracy_low, accuracy_high, compositions}}.
+        A dict: `confidence`, the mean probability of the answers; what `accuracy_interval` returns;
+        and under `seen` and `unseen` the same for the images whose composition has training images,
+        or has none, where there are such.
     """
-    found = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        probability, answer = (scores / temperature[name]).softmax(1).max(1)
-        right = (answer == place).cpu().numpy()
-        shown = target[scored_images(len(target), seen)]
-        found[name] = dict(confidence=float(probability.mean()), **accuracy_interval(right, shown))
-    return found
-
-
-def scored_images(count, seen):
-    """Return indices of images, all where that is cheap, else every n-th."""
-    few = min(count, max(20, CALIBRATION // seen.size))
-    return np.linspace(0, count - 1, few).astype(int)
-
-
-@torch.no_grad()
-def ranked_scores(model, features, target, seen, candidates, bias):
-    """Yield for each candidate set its name, ranked scores (n, P) and the truth's column (n,).
-
-    The scores include the bias on the unseen; the column is -1 where the truth is no candidate.
-    """
-    chosen = scored_images(len(features), seen)
-    blocks = compcos.score_blocks(model, features[torch.as_tensor(chosen)])
-    scores = torch.cat([block for _, block in blocks])  # (n, C)
-    for name, mask in candidates.items():
-        columns = np.flatnonzero(mask)
-        offset = torch.as_tensor(np.where(seen.ravel()[columns], 0.0, bias[name])).to(scores)
-        place = np.where(mask, np.cumsum(mask) - 1, -1)[target[chosen]]
-        ranked = scores[:, torch.as_tensor(columns)] + offset
-        yield name, ranked, torch.as_tensor(place, device=scores.device)
+    answers, _, probabilities = compcos.rank_compositions(
+        model, features, k=1, candidates=candidates, bias=bias, seen=seen, temperature=temperature)
+    right = answers[:, 0] == target
+    measured = dict(confidence=float(probabilities.mean()), **accuracy_interval(right, target))
+    is_seen = seen.ravel()[target]
+    for half, rows in (("seen", is_seen), ("unseen", ~is_seen)):
+        if rows.any():
+            measured[half] = accuracy_interval(right[rows], target[rows])
+    return measured
 
 
 @torch.no_grad()
@@ -252,17 +252,14 @@ def accuracy_interval(right, target):
     Compositions are drawn with replacement, seeded, each with all its images.
 
     Args:
-        right: (N,) bool.
+        right: (N,) bool, N of at least 1.
         target: (N,) int, the composition of each image.
 
     Returns:
-        {accuracy, accuracy_low, accuracy_high, compositions}; nan without images.
+        {accuracy, accuracy_low, accuracy_high, compositions}.
     """
     shown, place = np.unique(target, return_inverse=True)
     count = len(shown)
-    if not count:
-        return dict(accuracy=math.nan, accuracy_low=math.nan, accuracy_high=math.nan,
-                    compositions=0)
     rights = np.bincount(place, right)
     images = np.bincount(place)
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
@@ -307,21 +304,20 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept, confidence=0.95)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
-    calibrated = calibration(model, *arrays["test"], seen, sets["test"], bias, temperature)
+    allowed = answer_candidates(dataset, seen, rho, threshold)[DEFAULT_CANDIDATES]
     exist = dataset.feasible
-    in_words = "that are feasible"
     if exist is None:
         exist = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
-        in_words = "that occur"
     target = arrays["test"][1]
-    sizes = {phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
-             for phase, of_phase in sets.items()}
     metrics = dict(
         validation=validation, threshold=threshold, mask=mask_words, bias=bias,
-        temperature=temperature, calibration=calibrated, test=test, candidates=sizes,
+        temperature=temperature, test=test,
+        calibration=calibration(model, *arrays["test"], seen, allowed, bias[DEFAULT_CANDIDATES],
+                                temperature[DEFAULT_CANDIDATES]),
+        candidates={phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
+                    for phase, of_phase in sets.items()},
         unseen_compositions=len(np.unique(target[~seen.ravel()[target]])),
-        expected=expected_accuracy(model, arrays["test"], dataset, rho, threshold, bias),
-        truth=in_words, feasibility_auroc=auroc(rho, exist, ~seen),
+        feasibility_auroc=auroc(rho, exist, ~seen),
         threshold_curve={key: row.tolist() for key, row in curve.items()})
     return metrics, tested, sets["test"]
 
@@ -332,30 +328,15 @@ def both_protocols(swept, confidence=None):
                 published=swept.report("published"))
 
 
-def expected_accuracy(model, test, dataset, rho, threshold, bias):
-    """Return how often the answers of `--predict` are right on test images.
+def answer_candidates(dataset, seen, rho, threshold):
+    """Return the compositions that `--predict` may answer, {name: (C,) bool}.
 
-    Args:
-        model: on its device.
-        test: (features (N, F), targets (N,)).
-        dataset: a data.Dataset.
-        rho: feasibility (S, O).
-        threshold: τ.
-        bias: {name: bias}.
-
-    Returns:
-        {"seen" or "unseen": what `accuracy_interval` returns} of images whose composition has
-        training images, or has none.
+    They are the candidate sets of the test, but the hard mask hides no composition that the lists
+    of validation and test name.
     """
-    seen = dataset.seen
-    named = dataset.candidates("val") | dataset.candidates("test")
-    allowed = candidate_sets(seen, named, rho, threshold, named=named)["open_masked"]
-    _, best = compcos.sweep(model, *test, seen, dict(answers=allowed))["answers"]
-    target = test[1]
-    right = answers_at(best, bias["open_masked"])[0] == target
-    is_seen = seen.ravel()[target]
-    return dict(seen=accuracy_interval(right[is_seen], target[is_seen]),
-                unseen=accuracy_interval(right[~is_seen], target[~is_seen]))
+    listed = dataset.candidates("val") | dataset.candidates("test")
+    rho = np.where(listed.reshape(seen.shape), 1.0, rho)  # the greatest feasibility
+    return candidate_sets(seen, dataset.candidates("test") | seen.ravel(), rho, threshold)
 
 
 # ---- running ----
@@ -385,13 +366,12 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         ValueError: a run in the folder that this one would replace.
     """
     dataset = inputs.dataset
-    if getattr(settings, "train_candidates", None) == "auto":
-        shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
-        settings = compcos.resolve_candidates(settings, dataset.seen, shown)
-        if settings.train_candidates == "seen":
-            print("note: validation shows so few unseen compositions that the seen ones alone "
-                  "compete in training (see --train-candidates)")
-    record = dict(model=system, mask=options.mask, **inputs.record, **asdict(settings), **more)
+    shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
+    resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
+    if resolved != settings:
+        print(f"note: train_candidates=auto is {resolved.train_candidates!r} for these data "
+              "(see --train-candidates)")
+    record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
     out = options.out
@@ -406,7 +386,7 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
             shell.print_status("note: each seed is trained by one process, and others wait")
 
         def run(seed):
-            return run_seed(make, inputs, settings, options, dict(record, seed=seed),
+            return run_seed(make, inputs, resolved, options, dict(record, seed=seed),
                             folder_of(out, seed, seeds), feasibility)
 
         results = []
@@ -418,10 +398,11 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         if len(finished) > 1:
             report_seeds(out, finished, record)
     print(LEGEND)
+    written = f"written to {out}"
     if system == "compcos":
-        print(expectation(results[0]["expected"]))
-    command = next_step(system, inputs, options, folder_of(out, seeds[0], seeds))
-    print(f"written to {out}; next: {command}")
+        print(expectation(results[0]["calibration"]))
+        written += f"; next: {prediction_command(inputs, folder_of(out, seeds[0], seeds))}"
+    print(written)
     return results
 
 
@@ -454,8 +435,7 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         rho = model.feasibility() if feasibility is None else feasibility
         metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
     best = max(model.history, key=lambda row: row["validation"])
-    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"],
-                    arguments=data_arguments(inputs, options))
+    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"])
     # Scores of an earlier start may be of another epoch: existing ones are made anew.
     if options.save_scores or (out / "scores.npy").exists():
         write_scores(out, model, arrays["test"][0], dataset, masks)
@@ -463,34 +443,27 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
     with writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
     with writing(out / "best.pt", "wb") as file:
-        compcos.save(model, file, **answer_contents(inputs, rho, metrics))
+        compcos.save(model, file, **answer_contents(inputs, options, rho, metrics))
     write_json(out / "metrics.json", metrics)  # last: where it is, all else is
     return metrics
 
 
-REQUIRED = ("settings", "states", "objects", "seen", "feature_dim", "prepare", "loss",
-            "after_epoch", "compositions", "score", "feasibility")
-
-
 @torch.no_grad()
 def check_model(model, features, seen):
-    """Raise ValueError unless a prepared model keeps the contract of BaselineModel.
+    """Raise ValueError unless scores, feasibility and candidate sets have the expected form.
 
-    Two of the features (N, F), which are on the model's device, are scored; seen is (S, O) bool.
+    model: prepared; features (N, F) on its device, two of which are scored; seen (S, O) bool.
     """
-    name = type(model).__name__
-    lacking = [offer for offer in REQUIRED if not hasattr(model, offer)]
-    if lacking:
-        raise ValueError(f"{name} must have {', '.join(REQUIRED)}, lacks {', '.join(lacking)}: a "
-                         "subclass of lab.baselines.BaselineModel needs only loss and score")
     scores = model.eval().score(features[:2], model.compositions())
     expected = (len(features[:2]), *seen.shape)
     if scores.shape != expected:
-        raise ValueError(f"{name}.score must return (B, S, O), here {expected}, got "
-                         f"{tuple(scores.shape)}")
-    rho = model.feasibility()
-    hard_mask(rho, seen, 0.0)  # says what is wrong with feasibility
-    check_candidates(candidate_sets(seen, seen.ravel(), rho, 0.0), seen)
+        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, got "
+                         f"{tuple(scores.shape)}: see lab.baselines.BaselineModel")
+    for name, allowed in candidate_sets(seen, seen.ravel(), model.feasibility(), 0.0).items():
+        if not allowed[seen.ravel()].all():
+            raise ValueError(f"candidate set {name!r} must hold all seen compositions, lacks "
+                             f"{(seen.ravel() & ~allowed).sum()}: mend candidate_sets in "
+                             "lab/results.py")
 
 
 def train_model(model, arrays, dataset, record, options, out):
@@ -542,7 +515,8 @@ def save_state(out, state, record):
     """Write last.pt, from which training continues, and log.csv, a row for each epoch."""
     with writing(out / "last.pt", "wb") as file:
         torch.save(dict(state, settings=record), file)
-    write_rows(out / "log.csv", LOG, [[row[name] for name in LOG] for row in state["history"]])
+    rows = state["history"]
+    write_rows(out / "log.csv", rows[0].keys(), [row.values() for row in rows])
 
 
 def save_on_error(out, state, record):
@@ -558,49 +532,35 @@ def save_on_error(out, state, record):
     return f"{out / 'last.pt'} keeps the last whole epoch; pass --resume to continue"
 
 
-def data_arguments(inputs, options):
-    """Return the options on data, so that --final reads the same."""
-    dataset = options.dataset
-    if dataset not in data.FOLDERS:
-        dataset = str(inputs.dataset.folder.resolve())
-    vectors = [str(Path(source).resolve()) if Path(source).is_file() else source
-               for source in inputs.record["vectors"]]
-    features = options.features
-    if features not in (None, image_features.PIXELS):
-        features = str(Path(features).resolve())
-    return dict(dataset=dataset, data_root=str(Path(options.data_root).resolve()),
-                features=features, weights=inputs.record["weights"], vectors=vectors,
-                missing=options.missing, skip_broken=options.skip_broken)
-
-
-def answer_contents(inputs, rho, metrics):
-    """Return what best.pt holds for answers besides the model, without the data."""
+def answer_contents(inputs, options, rho, metrics):
+    """Return what best.pt holds besides the model: all that answers and --final need."""
     dataset = inputs.dataset
-    closed = dataset.candidates("test")
+    allowed = answer_candidates(dataset, dataset.seen, rho, metrics["threshold"])
     profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
                                        inputs.features["val"])
-    contents = {key: metrics[key] for key in ("threshold", "bias", "temperature", "expected")}
-    return dict(contents, run=metrics["settings"], states=dataset.states, objects=dataset.objects,
-                seen=torch.as_tensor(dataset.seen), closed=torch.as_tensor(closed),
-                named=torch.as_tensor(closed | dataset.candidates("val")),
-                feasibility=torch.as_tensor(rho), profile=profile)
+    data_options = {name: getattr(options, name) for name in DATA_OPTIONS}
+    data_options |= dict(folder=os.getcwd(), weights=inputs.record["weights"])
+    return dict(
+        run=metrics["settings"], options=data_options, states=dataset.states,
+        objects=dataset.objects, candidates=as_tensors(allowed), feasibility=torch.as_tensor(rho),
+        threshold=metrics["threshold"], bias=metrics["bias"], temperature=metrics["temperature"],
+        profile=profile, expectation=expectation(metrics["calibration"]))
 
 
-def next_step(system, inputs, options, run):
-    """Return the command that uses the results in the folder `run`, quoted for this system."""
-    hint = ""
-    command = ["python", "compcos.py", "--checkpoint", run / "best.pt"]
-    if system != "compcos":
-        command = ["python", "evaluate.py", run / "scores_open.npz"]
-        if not options.save_scores:
-            hint = ", after the same command with --resume --save-scores"
-    elif inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
+def as_tensors(arrays):
+    """Return {name: tensor} of {name: array}."""
+    return {name: torch.as_tensor(array) for name, array in arrays.items()}
+
+
+def prediction_command(inputs, run):
+    """Return the command that predicts with the run in a folder, quoted for this system."""
+    command = ["python", "compcos.py", "--checkpoint", str(run / "best.pt")]
+    if inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
         # the backbones whose features of further photos can be made here
-        command += ["--predict", inputs.dataset.path(inputs.dataset.images["test"][0])]
+        command += ["--predict", str(inputs.dataset.path(inputs.dataset.images["test"][0]))]
     else:
         command += ["--features", "FILE"]
-    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    return join(list(map(str, command))) + hint
+    return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
 
 
 # ---- a final model ----
@@ -620,41 +580,40 @@ def train_final(run, device="auto", eager=False):
     Raises:
         ValueError: the run is not finished, or its data have changed.
     """
-    run = Path(run)
-    if not (run / "metrics.json").exists() or not (run / "best.pt").exists():
-        raise ValueError(f"{run} must be the folder of a finished run, with best.pt and "
-                         "metrics.json (with several seeds, one of its seedK)")
-    metrics = read_json(run / "metrics.json")
-    contents = answers.load_run(run).checkpoint
-    record = metrics["settings"]
-    options = argparse.Namespace(**metrics["arguments"], device=device, out=run, seed=[],
-                                 resume=True, model="compcos", world=None)
-    inputs = load_inputs(options, options.vectors)
+    run = Path(run).resolve()
+    if not (run / "metrics.json").exists():
+        raise ValueError(f"{run} must be the folder of a finished run, with metrics.json and best.pt "
+                         "(with several seeds, one of its seedK)")
+    model = answers.load_run(run)
+    contents = model.checkpoint
+    record = contents["run"]
+    options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[],
+                                 resume=True, model="compcos", world=record["world"])
+    with chdir(options.folder):  # its relative paths begin where the run was started
+        inputs = load_inputs(options, default_vectors(options.dataset))
     if inputs.record["data_crc32"] != record["data_crc32"]:
-        raise ValueError(f"the data of {run} have changed since it was trained: train anew before "
-                         "--final")
-    settings = compcos.Settings(**{field.name: record[field.name]
-                                   for field in fields(compcos.Settings)})
-    settings = replace(settings, epochs=metrics["best_epoch"], patience=0)
-    arrays = inputs.arrays()
-    features = torch.cat([arrays[phase][0] for phase in data.PHASES])
-    targets = torch.as_tensor(np.concatenate([arrays[phase][1] for phase in data.PHASES]))
-    seen = compcos.shown_by(targets, inputs.dataset.seen.shape) | inputs.dataset.seen
-    with compcos.reproducible(inputs.device, record["seed"]):
-        model = compcos.build(inputs.state_vectors, inputs.object_vectors, features.shape[1],
-                              settings).to(inputs.device).prepare(seen, targets)
-        epochs = compcos.train_epochs(model, features, targets, seed=record["seed"], eager=eager)
-        with shell.Progress("training", settings.epochs, "epochs") as progress:
-            for state in epochs:
-                progress.update()
-    model = compcos.finish(model, state)
-    contents |= dict(seen=torch.as_tensor(seen), feasibility=torch.as_tensor(model.feasibility()))
-    contents["closed"] = contents["closed"] | contents["seen"].flatten()
+        raise ValueError(f"the data of {run} have changed since it was trained: restore them, or "
+                         "train anew before --final")
+    best = max(model.history, key=lambda row: row["validation"])
+    settings = replace(model.settings, epochs=best["epoch"], patience=0)
+    dataset = inputs.dataset
+    features = np.concatenate([inputs.features[phase] for phase in data.PHASES])
+    targets = np.concatenate([dataset.targets[phase] for phase in data.PHASES])
+    seen = dataset.seen | compcos.shown_by(torch.as_tensor(targets), dataset.seen.shape)
+    with shell.Progress("training", settings.epochs, "epochs") as progress:
+        model = compcos.fit(features, targets, inputs.state_vectors, inputs.object_vectors,
+                            seen=seen, settings=settings, seed=record["seed"], device=device,
+                            on_epoch=lambda row: progress.update(), eager=eager)
+    rho = model.feasibility()
+    allowed = answer_candidates(dataset, seen, rho, contents["threshold"])
+    contents |= dict(
+        candidates=as_tensors(allowed), feasibility=torch.as_tensor(rho),
+        expectation=f"{contents['expectation']} This is a guide, measured with best.pt: the "
+                    "accuracy of final.pt is not measured.")
     with writing(run / "final.pt", "wb") as file:
         compcos.save(model, file, **contents)
-    print(f"written {run / 'final.pt'}, trained on all {len(targets):,} photos for "
-          f"{settings.epochs} epochs. Its own accuracy is not measured; the figures of {run} are a "
-          "guide.")
+    print(f"written to {run / 'final.pt'}: trained on all {len(targets):,} photos for "
+          f"{settings.epochs} epochs. {contents['expectation']}")
 
 
 # ---- options ----
@@ -720,6 +679,11 @@ def settings_changes(options, settings_class):
     return {name: value for name, value in given.items() if value is not None}
 
 
+def default_vectors(dataset):
+    """Return the sources of the word vectors that CompCos uses by default."""
+    return VECTORS.get(dataset, OTHER_VECTORS)
+
+
 def compcos_settings(recipe, dataset, changes):
     """Return the Settings of a recipe, "paper", "strong", or None for the dataset's default."""
     if recipe == "paper":
@@ -762,5 +726,5 @@ def main(argv=None):
     recipe = options.recipe or default_recipe(options.dataset)
     settings = compcos_settings(recipe, options.dataset,
                                 settings_changes(options, compcos.Settings))
-    inputs = load_inputs(options, VECTORS.get(options.dataset, OTHER_VECTORS))
+    inputs = load_inputs(options, default_vectors(options.dataset))
     run_seeds("compcos", compcos.build, inputs, settings, options, more=dict(recipe=recipe))

@@ -1,4 +1,4 @@
-"""Progress on stderr, errors without tracebacks, signals, and work spread over several processes."""
+"""What every command needs: progress, errors without tracebacks, signals, several processes."""
 
 import argparse
 import atexit
@@ -6,6 +6,7 @@ import datetime
 import functools
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,21 +15,21 @@ import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-BATCH_SECONDS = 60   # between two lines of progress where stderr is no terminal
-GRACE_SECONDS = 3    # which other processes leave to the first one to say what is wrong
-GROUP_TIMEOUT = datetime.timedelta(days=30)  # of processes that wait for one another's training
-CLOSED_PIPE = 141    # the status of a program that SIGPIPE ended, as shells know it
+BATCH_SECONDS = 60  # between two lines of progress where stderr is no terminal
+GRACE_SECONDS = 3   # that other processes leave to the first one to report an error
+WAIT_SECONDS = 10   # after which a process says that it waits for others
+JOIN_TIMEOUT = datetime.timedelta(minutes=10)  # for all processes to start
+GROUP_TIMEOUT = datetime.timedelta(days=30)    # for a process to wait for the training of others
+CLOSED_PIPE = 141   # the status of a program that SIGPIPE ended, as shells know it
 
 
 def wait_gently():
-    """Let idle threads of OpenMP sleep soon instead of spinning; to be called before torch is
-    imported.
+    """Let idle threads of OpenMP sleep soon instead of spinning. Call before torch is imported.
 
-    Beside other busy processes a thread that spins takes the time that the others need; one that
+    Beside other busy processes a spinning thread takes the time that the others need; one that
     sleeps too soon is late for the next part of a step. On two cores a step at MIT-States' size
-    takes 31 ms at 3,000 turns, 28 at 10,000 and at the library's own 300,000; beside four busy
-    processes a short training takes 3.5 and 4.1 times as long as alone at 3,000 and 10,000. Only
-    scripts call this, at their first lines; who imports a module is left alone.
+    takes 31 ms at 3,000 turns, and 28 ms at 10,000 and at the library's own 300,000. Only commands
+    call this; importing a module changes nothing.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -37,7 +38,7 @@ def wait_gently():
 
 
 def shorten(names, most=5):
-    """The first few of many names, and how many more.
+    """Return the first few of many names, and how many more there are.
 
     >>> shorten("abcdefg", most=3)
     'a, b, c and 4 more'
@@ -50,15 +51,18 @@ def shorten(names, most=5):
 
 
 def reason(error):
-    """What an exception says, in a line, without the advice of NumPy and torch to load unsafely."""
+    """Return an exception's message in one line, without advice to load unsafely."""
     text = " ".join(str(error).split())
+    if "Object arrays" in text:
+        return ("it holds arrays of Python objects; save them as plain arrays, names by "
+                ".astype(str)")
     if "allow_pickle" in text or "weights_only" in text:
         return "it holds Python objects, and only plain data are loaded"
     return f"{type(error).__name__}: {text[:100]}"
 
 
 def duration(seconds):
-    """Seconds as people read them.
+    """Return seconds as people read them.
 
     >>> duration(7.2), duration(7500)
     ('0:00:07', '2:05:00')
@@ -66,27 +70,23 @@ def duration(seconds):
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def check_number(name, value, *, least=-math.inf, above=-math.inf, below=math.inf):
-    """The value, or a ValueError with its name: not finite, or out of this range."""
-    if least <= value < below and value > above:
-        return value
-    expected = f"a number of {least} or more"
-    if least == -math.inf:
-        expected = f"a number above {above}"
-    raise ValueError(f"{name} is {value}: expected {expected}, below {below}")
-
-
-def number(kind=float, **limits):
-    """A type for argparse: a number of this kind within the limits of `check_number`.
+def number(kind=float, *, least=-math.inf, above=-math.inf, below=math.inf):
+    """Return a type for argparse: a number with least <= number < below and number > above.
 
     >>> number(int, least=1)("3")
     3
     """
     def parse(text):
         try:
-            return check_number("it", kind(text), **limits)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if least <= value < below and value > above:
+            return value
+        limits = {"at least": least, "above": above, "below": below}
+        words = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
+        expected = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {expected} {' and '.join(words)}, got {text!r}")
 
     return parse
 
@@ -95,9 +95,9 @@ def number(kind=float, **limits):
 
 
 class Progress:
-    """A line on stderr that says what, how far and how long still.
+    """A line on stderr that says what is done, how far it is and how long it still takes.
 
-    On a terminal it is redrawn; in a batch job's log it is a line a minute.
+    On a terminal the line is redrawn; in the log of a batch job there is one a minute.
 
     >>> with Progress("decoding", total=2, unit="images") as progress:
     ...     progress.update(1)
@@ -114,7 +114,7 @@ class Progress:
         self.on_terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def update(self, count=1, note=""):
-        """Advance by `count` (in the unit of `total`); redraw at most ten times a second."""
+        """Advance by `count`, in the unit of `total`; redraw at most ten times a second."""
         self.done += count
         now = time.monotonic()
         if now - self.shown < (0.1 if self.on_terminal else BATCH_SECONDS):
@@ -140,7 +140,7 @@ class Progress:
 
 
 def print_status(text, end="\n"):
-    """A line on stderr. Where that is closed, or its reader is gone, the work goes on."""
+    """Print a line on stderr. Where that is closed, or its reader is gone, the work goes on."""
     try:
         print(text, file=sys.stderr, end=end, flush=True)
     except (OSError, ValueError):
@@ -149,20 +149,20 @@ def print_status(text, end="\n"):
 
 # ---- several processes ----
 #
-# `torchrun` starts the same script several times and tells each process its number and theirs in
-# the environment. All run the same lines and choose their part by `rank()`; inside `single_process()` a
-# process works as if it were the only one. They meet at `gather`: whoever reaches it waits for all
-# others, so all must reach it. Without torchrun there is one process, all of this does nothing, and
+# `torchrun` starts the same script several times and tells each process its rank and their number
+# in the environment. All run the same lines and choose their part by `rank()`; inside
+# `single_process()` a process works as if it were the only one. They meet at `gather`: whoever
+# reaches it waits for all others, so all must reach it. Without torchrun there is one process, and
 # torch.distributed is not imported.
 
 
 def rank():
-    """This process's number among `processes()`, from 0: the one that prints."""
+    """Return the number of this process, from 0, which is the one that prints."""
     return int(os.environ["RANK"]) if processes() > 1 else 0
 
 
 def processes():
-    """How many processes work together."""
+    """Return how many processes work together."""
     if "RANK" not in os.environ:
         return 1
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -170,7 +170,7 @@ def processes():
 
 @contextmanager
 def single_process():
-    """Inside, this process works for itself, as if it were the only one."""
+    """Let this process work as if it were the only one."""
     hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
         yield
@@ -178,34 +178,57 @@ def single_process():
         os.environ.update(hidden)
 
 
-@contextmanager
-def group():
-    """torch.distributed with all processes in one group. ConnectionError: another one has ended."""
-    from torch import distributed
-    try:
-        if not distributed.is_initialized():
-            distributed.init_process_group("gloo", timeout=GROUP_TIMEOUT)
-            atexit.register(distributed.destroy_process_group)
-        yield distributed
-    except RuntimeError as error:
-        raise ConnectionError("the processes have lost one another, as when one has ended "
-                              f"({reason(error)})") from None
-
-
 def gather(value):
-    """What each process gave, a list in order of rank. All wait for the last one, and often that is
-    what it is called for."""
+    """Return what each process gave, a list in order of rank. All wait for the last one.
+
+    Raises:
+        ConnectionError: another process has ended.
+    """
     if processes() == 1:
         return [value]
     values = [None for _ in range(processes())]
-    with group() as distributed:
-        distributed.all_gather_object(values, value)
+    errors = []
+
+    def exchange():
+        try:
+            join_group().all_gather_object(values, value, group=group_of_all())
+        except Exception as error:
+            errors.append(error)
+
+    # A thread waits, so that this one can be stopped by signals and say what it waits for.
+    waiting = threading.Thread(target=exchange, daemon=True)
+    waiting.start()
+    waiting.join(WAIT_SECONDS)
+    if waiting.is_alive():
+        print_status(f"process {rank()} waits for the other {processes() - 1} to get here")
+    while waiting.is_alive():
+        waiting.join(1)
+    if errors:
+        raise ConnectionError("the processes have lost one another, as when one has ended "
+                              f"({reason(errors[0])})")
     return values
 
 
+@functools.cache
+def join_group():
+    """Return torch.distributed, once all processes have started."""
+    from torch import distributed
+    distributed.init_process_group("gloo", timeout=JOIN_TIMEOUT)
+    atexit.register(distributed.destroy_process_group)
+    return distributed
+
+
+@functools.cache
+def group_of_all():
+    """Return the group of all processes, which wait for one another as long as a training takes."""
+    return join_group().new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+
+
 def distribute(items, work):
-    """Yield (item, work(item)) in order. Of several processes each works on every so-manyth item,
-    alone, and what they found is yielded once all have ended."""
+    """Yield (item, work(item)) in order. Each process handles every n-th item.
+
+    With several processes, the results are yielded once all have ended.
+    """
     if processes() == 1:
         for item in items:
             yield item, work(item)
@@ -214,13 +237,13 @@ def distribute(items, work):
     with single_process():
         results = [work(item) for item in mine]
     shares = gather(results)
-    for place, item in enumerate(items):
-        turn, owner = divmod(place, processes())
-        yield item, shares[owner][turn]
+    for index, item in enumerate(items):
+        round_number, owner = divmod(index, processes())
+        yield item, shares[owner][round_number]
 
 
 def check_shared(folder):
-    """OSError unless every process sees in `folder` what the first one makes there."""
+    """Raise OSError unless every process sees in `folder` what the first one makes there."""
     made = Path(folder, f".shared-{gather(time.time_ns())[0]}")
     if rank() == 0:
         made.mkdir(parents=True)
@@ -230,20 +253,18 @@ def check_shared(folder):
         made.rmdir()
     if not all(sees):
         raise OSError(f"{folder}: process {sees.index(False)} of {processes()} does not see what "
-                      "process 0 made there: give a folder that all machines share")
+                      "process 0 made there: pass a folder that all machines share")
 
 
-# ---- scripts ----
-#
-# `command` is what they use; what follows it are its parts.
+# ---- commands ----
 
 
 def command(main):
-    """Decorate a `main(argv=None)`: how every script ends.
+    """Decorate a `main(argv=None)` so that it ends as a command should.
 
     Bad input (ValueError, OSError) and a lack of memory end in an `error:` line and status 2,
-    Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129; who closes the pipe that is printed to ends the
-    work without a word. Of several processes the first one prints.
+    Ctrl-C in 130, SIGTERM in 143, SIGHUP in 129. A closed pipe ends the work without a word. With
+    several processes the first one prints.
     """
 
     @functools.wraps(main)
@@ -263,7 +284,7 @@ def command(main):
             except Exception as error:
                 if is_out_of_memory(error):
                     error = MemoryError(f"out of memory ({reason(error)}): lower --batch-size, or "
-                                        "use a larger machine; a training goes on with --resume")
+                                        "use a larger machine; a training continues with --resume")
                 elif not isinstance(error, (ValueError, OSError)):
                     raise
                 print_status_once(f"error: {error}")
@@ -279,7 +300,7 @@ def command(main):
 
 @contextmanager
 def printing():
-    """Inside, stdout and stderr take any character, and only those of the first process are seen.
+    """Let stdout and stderr take any character, and show those of the first process alone.
 
     At the end all is printed, so that a closed pipe or a full disk is noticed inside.
     """
@@ -296,15 +317,17 @@ def printing():
 
 
 def is_out_of_memory(error):
-    """Whether an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
-    return isinstance(error, MemoryError) or "allocate" in str(error)
+    """Tell if an error says that memory ran out: Python's, or torch's on a processor or a GPU."""
+    if isinstance(error, RuntimeError):  # whose words are all that tells torch's kinds apart
+        return bool(re.search("allocate memory|tried to allocate|out of memory", str(error)))
+    return isinstance(error, MemoryError)
 
 
 def print_status_once(text):
-    """`say` what is wrong, once.
+    """Print an error once, though all processes may find it.
 
-    What all processes find, the first one says. Another speaks only if nothing ends it meanwhile,
-    as torchrun does once the first one has failed.
+    The first process prints it. Another one prints only if nothing ends it meanwhile, as torchrun
+    does once the first one has failed.
     """
     if rank() > 0:
         try:
@@ -317,11 +340,10 @@ def print_status_once(text):
 
 @contextmanager
 def interrupting_signals(received):
-    """Inside, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that work is saved; their
-    number is put into `received`.
+    """Let Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that work is saved.
 
-    Further ones are ignored, since work is being saved. What is ignored already, as by nohup, stays
-    so. Only the main thread may do this: others leave signals to whoever runs them.
+    Their numbers are appended to `received`. Further signals are ignored, since work is being
+    saved. What is ignored already, as by nohup, stays ignored. Only the main thread may do this.
     """
     def stop(number, frame):
         received.append(number)

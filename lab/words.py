@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import shell
-from lab.files import reading
+from lab.files import describe_file, reading
 
 
 FILES = {  # below the data root
@@ -258,7 +258,7 @@ def _read(names, path):
     The kind is "glove" (text without a line of counts), "text", "word2vec", "fasttext" or "npz".
     """
     with reading(path, FORMATS), _open(path) as file:
-        kind, count, dim, start = _recognise(file.read(HEAD_SIZE))
+        kind, count, dim, start = _recognise(file.read(HEAD_SIZE), path)
         file.seek(start)
         needed = set()
         for name in names:
@@ -283,7 +283,7 @@ def _open(path):
     return gzip.open(path) if is_gzip else open(path, "rb")
 
 
-def _recognise(head):
+def _recognise(head, path):
     """Return from a file's first bytes its kind, number of words, D, and the offset of the words.
 
     The number of words and D are None where the first bytes do not contain them.
@@ -301,7 +301,7 @@ def _recognise(head):
 
     # Some entries contain spaces, but never the first one.
     if not re.fullmatch(rb".+\s[-+.\deE]+\s*", line) or not _is_text(head):
-        raise ValueError(f"it begins with {head[:20]!r}")
+        raise ValueError(f"{path} is {describe_file(path)}, and begins with {head[:20]!r}")
     return "glove", None, len(line.split()) - 1, start
 
 

@@ -106,27 +106,6 @@ def test_predictions_as_a_table(toy, tmp_path, capsys):  # noqa: F811
         assert message in capsys.readouterr().err
 
 
-def test_images_that_files_and_folders_name(tmp_path, capsys):
-    """And patterns that the shell left; what these leave beside is said."""
-    names = ["a.png", "new/b.JPG", "new/deep/c.png", "new/notes.doc"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    paths = [str(tmp_path / name) for name in names]
-    assert features.find_images([paths[0], str(tmp_path / "new"), paths[1]]) == paths[:3]
-    printed = capsys.readouterr().out
-    assert "notes.doc" in printed and "endings" not in printed
-    taken = [tmp_path / "new/d.jpg", tmp_path / "new/e.jpg"]
-    for path in taken:
-        path.touch()
-    assert features.find_images([f"{tmp_path}/new/*.jpg"]) == list(map(str, taken))
-    printed = capsys.readouterr().out
-    assert "with other endings" in printed and "b.JPG" in printed and "notes.doc" not in printed
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no image in"):
-        features.find_images([f"{tmp_path}/empty"])
-
-
 # ---- what ends a training ----
 
 

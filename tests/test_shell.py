@@ -1,5 +1,4 @@
-"""Tests of shell.py: what people see of progress, that files are whole or not there, how scripts
-end."""
+"""Tests of shell.py: what people see of progress, how scripts end."""
 
 import argparse
 import errno
@@ -14,10 +13,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from lab import shell
-from lab import files
 
 HERE = Path(__file__).parent
 
@@ -41,11 +38,9 @@ def script(text, *arguments, **keywords):
 def test_numbers_are_taken_within_their_limits(value, limits, fits):
     parse = shell.number(float, **limits)
     if fits:
-        assert shell.check_number("lr", value, **limits) == value == parse(str(value))
+        assert parse(str(value)) == value
         return
-    with pytest.raises(ValueError, match="lr is .*: expected a number"):
-        shell.check_number("lr", value, **limits)
-    with pytest.raises(argparse.ArgumentTypeError):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a number .*got"):
         parse(str(value))
 
 
@@ -74,114 +69,6 @@ def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
     assert len(lines) == 2 and lines[0] == "extracting 140/300, 2.33 images/s, 0:01:09 left"
 
 
-# ---- files ----
-
-
-def test_a_file_appears_whole_and_replaces_the_old(tmp_path):
-    path = tmp_path / "file.txt"
-    for content in ("old", "ρ\r\nnew\n"):
-        with files.writing(path) as file:
-            file.write(content)
-            assert (tmp_path / ".file.txt.part").exists()  # which the next run overwrites
-            assert not path.exists() or path.read_bytes() == b"old"
-        assert path.read_bytes() == content.encode() and [*tmp_path.iterdir()] == [path]
-    with files.writing(str(path), "wb", shared=True) as file:
-        file.write(b"\0")
-        # of commands that may write at once none writes the temporary file of another
-        assert (tmp_path / f".file.txt.{os.getpid()}.part").exists()
-    assert path.read_bytes() == b"\0"
-    files.write_rows(path, ["a", "b"], [[1, "x, y"]])
-    assert path.read_bytes() == b'a,b\r\n1,"x, y"\r\n'
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_interrupted_file_leaves_no_trace(tmp_path, error):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-    with pytest.raises(error), files.writing(path) as file:
-        file.write("half of")
-        raise error
-    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
-
-
-def test_a_disk_that_fills_up_is_named_whoever_writes(tmp_path):
-    """As a limit to the size of files, which torch.save tells by a RuntimeError."""
-    resource = pytest.importorskip("resource")
-    path = tmp_path / "best.pt"
-    path.write_text("old")
-    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10000, most))
-    try:
-        with pytest.raises(OSError, match="27.* cannot write .*best.pt: File too large"):
-            with files.writing(path, "wb") as file:
-                torch.save(torch.zeros(100000), file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
-    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
-
-
-def test_whatever_is_wrong_with_a_file_is_one_line(tmp_path):
-    path = tmp_path / "best.pt"
-    path.write_text("x")
-    for error in (KeyError("lr"), RuntimeError("size mismatch\n\tfor states"), EOFError()):
-        with pytest.raises(ValueError, match="best.pt cannot be used .*; train anew") as caught:
-            with files.reading(path, "train anew"):
-                raise error
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="is no plain file; train anew"):
-        with files.reading(tmp_path, "train anew"):
-            pass
-    with pytest.raises(FileNotFoundError):
-        with files.reading(tmp_path / "none", "train anew") as missing:
-            missing.read_text()
-    with pytest.raises(MemoryError):
-        with files.reading(path, "train anew"):
-            raise MemoryError
-
-
-def test_a_place_that_cannot_be_written_is_found(tmp_path, monkeypatch):
-    files.check_writable(tmp_path / "not/yet/there")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "file").write_text("")
-    for place in ("file", "file/run"):
-        with pytest.raises(OSError, match="cannot write into .*file is no folder.*another --out"):
-            files.check_writable(tmp_path / place)
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match="link is a link to .*gone, which is not there"):
-        files.check_writable(tmp_path / "link/run")
-    monkeypatch.setattr(os, "access", lambda place, mode: False)  # tests may run as root
-    with pytest.raises(OSError, match="cannot write into .*read-only: give another --csv"):
-        files.check_writable(tmp_path / "not/yet/there", "--csv")
-
-
-def test_a_second_run_in_one_folder_is_refused_until_the_first_dies(tmp_path):
-    program = """
-        with files.lock(sys.argv[1]):
-            print("held", flush=True)
-            time.sleep(60)"""
-    first = script(program, tmp_path)
-    try:
-        assert first.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="another run"), files.lock(tmp_path):
-            pass
-    finally:
-        first.kill()
-        first.wait()
-    with files.lock(tmp_path):
-        pass
-
-
-def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch, capsys):
-    fcntl = pytest.importorskip("fcntl")
-
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with files.lock(tmp_path):
-        assert "no lock can be had" in capsys.readouterr().err
-
-
 # ---- scripts ----
 
 
@@ -191,7 +78,8 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch, capsys):
      "error: [Errno 2] No such file: 'a.txt'\n"),
     (KeyboardInterrupt("saved"), 130, "\nsaved\n"),
     (MemoryError(), 2, "error: out of memory"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory")])
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory"),
+    (ValueError("allocated/photos: no image"), 2, "error: allocated/photos: no image\n")])
 def test_commands_end_in_one_line_and_a_status(error, status, shown, capsys):
     @shell.command
     def main(argv=None):

@@ -1,0 +1,90 @@
+"""The layout: which file imports which, that three files travel alone, who is in the way."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+METHOD = {"compcos", "evaluate", "feasibility"}
+FILES = [*ROOT.glob("*.py"), *ROOT.glob("lab/*.py")]
+OWN = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
+
+
+def imports_of(path):
+    """(module, whether it stands inside a function) of each import of the project's own files."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            inside.update(ast.walk(node))
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name in OWN:
+                yield name, node in inside
+
+
+def own_name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+PRODUCT = {own_name(path): list(imports_of(path)) for path in FILES
+           if not path.name.startswith(("test_", "__init__"))}
+
+
+def test_the_root_holds_five_python_files():
+    names = {path.name for path in ROOT.glob("*.py")}
+    assert names == {"compcos.py", "evaluate.py", "feasibility.py", "data.py", "test_compcos.py"}
+
+
+def test_the_method_imports_nothing_of_the_laboratory():
+    assert PRODUCT["evaluate"] == []
+    assert set(PRODUCT["feasibility"]) <= {("lab.words", True)}
+    outside = {name for name, inside in PRODUCT["compcos"] if not inside}
+    assert outside == {"evaluate", "feasibility"}
+    assert {name for name, inside in PRODUCT["compcos"] if inside} == {"lab.run"}
+
+
+def test_imports_run_downwards_without_a_circle():
+    """Those of `main` in compcos.py and of the script of feasibility.py start a command."""
+    below = {name: {module for module, inside in found
+                    if not (inside and name in METHOD)} for name, found in PRODUCT.items()}
+    placed = set()
+    while len(placed) < len(below):
+        ready = {name for name in below.keys() - placed if below[name] <= placed}
+        assert ready, f"a circle among {sorted(below.keys() - placed)}"
+        placed |= ready
+
+
+def test_only_commands_import_inside_functions():
+    for name, found in PRODUCT.items():
+        hidden = {module for module, inside in found if inside}
+        assert not hidden or name in METHOD, f"{name} imports {hidden} inside a function"
+
+
+@pytest.mark.parametrize("name", ["evaluate", "data", "compcos"])
+def test_a_file_in_the_way_is_named(name, tmp_path):
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    program = (f"import sys, {name}\nsys.path.insert(0, {str(ROOT)!r})\n"
+               "from lab.words import word_vectors")
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True,
+                           capture_output=True)
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {ROOT / name}.py is needed")
+    assert str(tmp_path / f"{name}.py") in last and "put" in last
+
+
+def test_word_vectors_from_any_folder(tmp_path):
+    program = (f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+               "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)")
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True,
+                           capture_output=True)
+    assert found.stdout == "(1, 300)\n", found.stderr
