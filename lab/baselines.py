@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from compcos import (TrainingSettings, as_mask, as_word_vectors, seen_columns, seen_of, setting,
+from compcos import (TrainingSettings, as_mask, as_word_vectors, seen_of, setting,
                      split_linear)
 from feasibility import feasibility_scores
 from lab import results, run
@@ -110,7 +110,9 @@ class BaselineModel(nn.Module):
         """
         seen = as_mask("seen", seen, len(self.states), len(self.objects))
         self.seen = torch.as_tensor(seen, device=self.states.device)
-        self.seen_compositions, self.seen_place = seen_columns(self.seen.flatten())  # (P,), (C,)
+        flat = self.seen.flatten()
+        self.seen_compositions = flat.nonzero().squeeze(1)  # (P,)
+        self.seen_place = flat.cumsum(0) - 1                # (C,) among these
         return self
 
     def forward(self, features):
