@@ -8,12 +8,12 @@ import copy
 import dataclasses
 import importlib.util
 import io
-import itertools
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -137,12 +137,8 @@ def test_loss_and_its_gradients_in_chunks_equal_the_plain_form(
         plain = plain_loss(model, x, target, seen, alpha)
         expected = gradients(model, plain.backward)
         assert abs(model.loss(x, target) - plain) <= tolerance * plain
-        computed = gradients(model, lambda: losses.append(model.backward(x, target)))
-        assert abs(losses.pop() - plain) <= tolerance * plain
+        computed = gradients(model, partial(model.backward, x, target))
         assert (computed - expected).norm() <= tolerance * expected.norm()
-
-
-losses = []  # of `backward`, read by the test above
 
 
 @pytest.mark.parametrize("images, tolerance", [(9, 0.0), (128, 1e-6)])
@@ -333,11 +329,9 @@ def test_every_value_of_every_recipe():
 
 @pytest.mark.parametrize("changes, message", [
     (dict(epochs=2.5), "epochs must be a whole number, got 2.5"),
-    (dict(epochs=0), "epochs must be at least 1, got 0"),
     (dict(epochs=True), "epochs must be a whole number, got True"),
     (dict(members="4"), "members must be a whole number, got '4'"),
     (dict(lr=0), "lr must be above 0, got 0"),
-    (dict(lr=None), "lr must be a finite number, got None"),
     (dict(scale=float("nan")), "scale must be above 0, got nan"),
     (dict(margin=-1), "margin must be at least 0, got -1"),
     (dict(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
@@ -460,16 +454,6 @@ def test_frozen_parts_stay_and_the_rest_trains(part, chunk):
     list(train_epochs(model, x, target, state=states[0]))  # its optimiser has fewer entries
 
 
-def test_epochs_equal_those_without_chunks(monkeypatch):
-    """Dropout is drawn once a batch, so chunks change rounding alone."""
-    values = []
-    for size in (1, 1 << 20):
-        monkeypatch.setitem(compcos.TRAINING_SCORES, "cpu", size)
-        model, x, target, seen = small(members=2, warmup=2)
-        values.append(train_shortly(model.prepare(seen), x, target, epochs=3))
-    np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("world, members", [("open", 1), ("open", 2), ("closed", 1)])
 def test_captured_step_equals_eager(world, members):
@@ -490,18 +474,20 @@ def test_captured_step_equals_eager(world, members):
 # ---- training ----
 
 
-def problem(S=4, O=5, F=8, images=40, seed=0):
-    """Return arguments of `fit`, images of seen compositions, and validation, of all: numbers that
-    every type can hold."""
-    random = np.random.default_rng(seed)
-    words = random.normal(size=(S + O, 6)).astype(np.float32)
-    centres = random.integers(0, 50, size=(S * O, F))
-    seen = random.permutation(S * O)[:S * O // 2]
-    targets = np.concatenate([seen, random.choice(seen, images - len(seen))])
-    validation = np.arange(S * O)
-    x, xv = [centres[indices] + random.integers(0, 9, size=(len(indices), F))
-             for indices in (targets, validation)]
-    return (x, targets, words[:S], words[S:]), (xv, validation)
+SEEN = np.arange(20).reshape(4, 5) % 2 == 0  # of `problem`
+
+
+def problem():
+    """Return arguments of `fit`, 40 images of seen compositions, and validation, with all: numbers
+    that every type can hold."""
+    random = np.random.default_rng(0)
+    words = random.normal(size=(9, 6)).astype(np.float32)
+    centres = random.integers(0, 50, size=(20, 8))
+    y = np.arange(0, 80, 2) % 20
+    yv = np.arange(20)
+    x = centres[y] + random.integers(0, 9, size=(40, 8))
+    xv = centres[yv] + random.integers(0, 9, size=(20, 8))
+    return (x, y, words[:4], words[4:]), (xv, yv)
 
 
 QUICK = Settings.strong(hidden=12, dim=6, epochs=3, batch_size=16, min_epoch_steps=0, members=2,
@@ -511,58 +497,52 @@ QUICK = Settings.strong(hidden=12, dim=6, epochs=3, batch_size=16, min_epoch_ste
 def test_arrays_of_every_type_give_the_same_answers():
     """Lists, arrays and tensors; targets as indices and as pairs."""
     (x, y, states, objects), (xv, yv) = problem()
-    settings = dataclasses.replace(QUICK, members=1)
     pairs = np.stack(np.divmod(y, 5), 1)
     kinds = [(x.tolist(), y.tolist()), (x.astype(np.uint8), pairs.astype(np.uint8)),
              (x.astype(np.float16), y.astype(np.float64)), (x.astype(">f4"), y.astype(np.uint16)),
-             (torch.tensor(x, dtype=torch.int32), torch.tensor(pairs, dtype=torch.int16)),
-             (torch.tensor(x).bfloat16(), list(torch.tensor(y)))]
+             (torch.tensor(x).int(), torch.tensor(pairs)), (x.astype(float), y)]
     answers = []
-    for images, targets in [(x.astype(float), y), *kinds]:
-        model = fit(images, targets, states.tolist(), torch.tensor(objects), settings=settings,
+    for images, targets in kinds:
+        model = fit(images, targets, states.tolist(), torch.tensor(objects), settings=QUICK,
                     validation=(xv.tolist(), torch.tensor(yv)), device="cpu")
-        answers.append((evaluate_model(model, images, targets), predict(model, images)[1].tolist(),
-                        [row["loss"] for row in model.history]))
-    assert all(answer == answers[0] for answer in answers[1:])
+        report = evaluate_model(model, xv.astype(np.float16), yv.tolist())
+        answers.append((report, predict(model, images)[1].tolist()))
+    assert all(answer == answers[0] for answer in answers)
 
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_loop_of_ones_own(members):
-    """It lowers the loss; plain `loss` and `backward` give the same steps."""
+    """It lowers the loss; plain `loss` and `backward` take the same steps."""
     (x, y, states, objects), _ = problem()
-    x = torch.tensor(x, dtype=torch.float32) / 50
-    targets = torch.tensor(y)
+    x = torch.tensor(x).float() / 50
+    y = torch.tensor(y)
     results = []
     for how in ("loss", "backward"):
         torch.manual_seed(0)
         settings = Settings.strong(members=members, hidden=12, dropout=0.0)
-        model = compcos.build(states, objects, 8, settings)
-        seen = np.isin(np.arange(20), y).reshape(4, 5)
-        model.prepare(seen, y)
+        model = compcos.build(states, objects, 8, settings).prepare(SEEN, y)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         values = []
         for epoch in range(1, 9):
             optimizer.zero_grad()
             if how == "loss":
-                loss = model.loss(x, targets)
+                loss = model.loss(x, y)
                 loss.backward()
             else:
-                loss = model.backward(x, targets)
+                loss = model.backward(x, y)
             optimizer.step()
             values.append(loss.item())
             model.after_epoch(epoch)
         assert values[7] < 0.9 * values[1]  # the first is of the seen alone
-        results.append([*model.parameters()])
-    for by_loss, by_backward in zip(*results):
-        assert torch.equal(by_loss, by_backward)
+        results.append(model.state_dict())
+    assert same(dict(results[0]), dict(results[1]))
 
 
 def fresh(settings=QUICK, seed=0):
-    """Return a new model that is prepared, the arguments of `train_epochs`, and its validation."""
+    """Return the arguments of `train_epochs`: a new model, images, targets, and its validation."""
     (x, y, states, objects), validation = problem()
     torch.manual_seed(seed)
-    model = compcos.build(states, objects, 8, settings)
-    model.prepare(np.isin(np.arange(20), y).reshape(4, 5), y)
+    model = compcos.build(states, objects, 8, settings).prepare(SEEN, y)
     return model, x / 50, y, compcos.validator(model, *validation)
 
 
@@ -602,10 +582,11 @@ def test_resumed_from_any_state_equals_uninterrupted():
 
 
 def test_first_order_of_the_images():
-    """Draws come from (seed, epoch) alone."""
-    orders = {(seed, epoch): compcos.draw_order(5, 2, seed, epoch).tolist()
-              for seed in (0, 1) for epoch in (1, 2)}
-    assert orders == {(0, 1): [], (0, 2): [], (1, 1): [], (1, 2): []}
+    """It comes from (seed, epoch) alone; two passes follow one another."""
+    orders = {(0, 1): [0, 4, 2, 3, 1, 3, 2, 4, 1, 0], (0, 2): [3, 4, 1, 0, 2, 3, 4, 2, 1, 0],
+              (1, 1): [0, 4, 3, 1, 2, 0, 1, 2, 3, 4]}
+    for drawn_from, order in orders.items():
+        assert compcos.draw_order(5, 2, *drawn_from).tolist() == order
 
 
 def test_lengths_are_counted_in_steps(monkeypatch):
@@ -628,107 +609,78 @@ def test_lengths_are_counted_in_steps(monkeypatch):
     assert not list(train_epochs(*fresh(settings), state=states[-1]))  # its patience is over
 
 
-def test_without_validation_the_last_epoch_is_taken():
-    states = list(train_epochs(*fresh(dataclasses.replace(QUICK, patience=1))[:3]))
-    assert [state["best"]["epoch"] for state in states] == [1, 2, 3]
-    assert np.isnan([row["validation"] for row in states[-1]["history"]]).all()
-
-
-@pytest.mark.parametrize("lr", [1e30, 1e38])
-def test_what_diverges_is_said_to(lr):
-    model, x, y, _ = fresh(dataclasses.replace(QUICK, lr=lr))
-    with pytest.raises(ValueError, match=r"diverged in epoch \d: the loss is .*lower lr \(1e\+3"):
+def test_what_diverges_is_said_to():
+    model, x, y, _ = fresh(dataclasses.replace(QUICK, lr=1e30))
+    with pytest.raises(ValueError, match=r"diverged in epoch \d: the loss is .*lower lr \(1e\+30"):
         list(train_epochs(model, x, y))
 
 
-def test_what_the_caller_had_is_as_before():
-    """Random numbers and torch's deterministic flags, also where training ends in an error."""
-    arguments, validation = problem()
-
-    def stop(row):
-        raise ZeroDivisionError
-
-    for on_epoch in (None, stop):
-        torch.use_deterministic_algorithms(False)
-        torch.manual_seed(5)
-        before = torch.get_rng_state()
-        try:
+def test_fit_leaves_torch_as_it_was():
+    """Random numbers and deterministic flags, also where training ends in an error."""
+    arguments, _ = problem()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for on_epoch in (None, "no function"):
+        with pytest.raises(TypeError) if on_epoch else nullcontext():
             fit(*arguments, settings=QUICK, on_epoch=on_epoch, device="cpu")
-        except ZeroDivisionError:
-            pass
         assert torch.equal(torch.get_rng_state(), before)
         assert not torch.are_deterministic_algorithms_enabled()
         assert torch.utils.deterministic.fill_uninitialized_memory
 
 
-def test_fit_is_reproducible_and_tells_each_epoch():
-    """By its seed; the best epoch's average is what it returns, and what validation chose."""
+def test_fit_returns_the_best_epoch_and_tells_each():
+    """The best epoch's average is what validation chose; a seed gives the same model again. Without
+    validation the last epoch is the best."""
     arguments, validation = problem()
     rows = []
-    run = partial(fit, *arguments, validation=validation, settings=QUICK, device="cpu")
-    model = run(on_epoch=rows.append)
+    run = partial(fit, *arguments, settings=QUICK, device="cpu")
+    model = run(validation=validation, on_epoch=rows.append)
     assert rows == model.history and [row["epoch"] for row in rows] == [1, 2, 3]
     best = max(row["validation"] for row in rows)
     assert evaluate_model(model, *validation)["auc"] == best and not model.training
-    again, other = run(), run(seed=1)
-    assert same(dict(again.state_dict()), dict(model.state_dict()))
-    assert not same(dict(other.state_dict()), dict(model.state_dict()))
+    last = run()
+    assert np.isnan([row["validation"] for row in last.history]).all()
+    assert same([*run(seed=0).parameters()], [*last.parameters()])
+    assert not same([*run(seed=1).parameters()], [*last.parameters()])
 
 
-@pytest.mark.parametrize("seen, shown, chosen", [(10, 29, "seen"), (10, 30, "all"), (9, 9, "all"),
-                                                 (10, None, "all")])
-def test_candidates_of_training_are_resolved(seen, shown, chosen):
+@pytest.mark.parametrize("seen, unseen, chosen", [(20, 19, "seen"), (20, 20, "all"),
+                                                  (19, 1, "all"), (20, None, "all")])
+def test_candidates_of_training_are_resolved(seen, unseen, chosen):
     """The seen alone where they are half of all and validation shows fewer than 20 unseen ones."""
-    masks = [np.arange(20) < seen, None]
-    if shown is not None:
-        masks = [np.repeat(masks[0], 2), np.arange(40) < shown + seen]
-        masks[1][:20] &= False
-    if shown == 29:
-        masks = [np.arange(40) < 20, np.arange(40) >= 21]
-    if shown == 30:
-        masks = [np.arange(40) < 20, np.arange(40) >= 20]
-    if shown == 9:
-        masks = [np.arange(40) < 19, np.arange(40) >= 39]
-    assert compcos.resolve_candidates(QUICK, *masks).train_candidates == chosen
-    settings = dataclasses.replace(QUICK, train_candidates="seen")
-    assert compcos.resolve_candidates(settings, *masks) is settings
+    shown = None
+    if unseen is not None:
+        shown = np.arange(40) >= 40 - unseen
+    resolved = compcos.resolve_candidates(QUICK, np.arange(40) < seen, shown)
+    assert resolved.train_candidates == chosen
 
 
 def test_a_state_of_another_training_is_refused():
     """Each crafted state in one line; none is believed."""
-    states = list(train_epochs(*fresh()))
-    good = states[1]
-    weight = "members.0.states"
-    changes = [("epoch", value) for value in (float("nan"), 1.5, 0, -3, True, "2", None, 1, 3, 99)]
-    changes += [(name, value) for name in ("best", "history", "model", "optimizer", "ema")
-                for value in (None, [], {}, "text", 5)]
-    changes += [
-        ("history", ["1", "2"]), ("history", good["history"][:1]),
-        ("history", [*good["history"], good["history"][0]]),
-        ("history", good["history"][::-1]),
-        ("history", [dict(row, loss="low") for row in good["history"]]),
-        ("history", [dict(row, validation=float("nan")) for row in good["history"]]),
-        ("history", [dict(row, more=1.0) for row in good["history"]]),
-        ("best", dict(good["best"], epoch=0)), ("best", dict(good["best"], epoch=3)),
-        ("best", dict(good["best"], epoch=True)), ("best", dict(good["best"], epoch=float("nan"))),
-        ("best", dict(good["best"], model={})),
-        ("model", dict(good["model"], more=torch.ones(1))),
-        ("model", dict(good["model"], **{weight: torch.ones(4, 6, dtype=torch.int64)})),
-        ("model", dict(good["model"], **{weight: torch.ones(6, 4)})),
-        ("ema", good["ema"][:-1]), ("ema", [value.double() for value in good["ema"]]),
-        ("ema", dict(enumerate(good["ema"]))),
-        ("optimizer", {str(key): moment for key, moment in good["optimizer"].items()}),
-        ("optimizer", good["optimizer"] | {99: good["optimizer"][0]}),
-        ("optimizer", good["optimizer"] | {0: good["optimizer"][1]}),
-        ("optimizer", good["optimizer"] | {0: dict(good["optimizer"][0], step=-50.0)}),
-        ("optimizer", good["optimizer"] | {0: dict(good["optimizer"][0], step=torch.tensor(-5.0))})]
-    crafted = [{**good, key: value} for key, value in changes]
-    crafted += [{name: good[name] for name in good if name != key} for key in good]
-    crafted += [[], {}, "state", 5]
+    good = list(train_epochs(*fresh()))[1]
+    history, best, model, moments = [good[key] for key in ("history", "best", "model", "optimizer")]
+    states = "members.0.states"
+    wrong_parts = dict(
+        epoch=[float("nan"), 1.5, 0, -3, True, "2", None, 1, 3, 99],
+        history=[None, ["1", "2"], history[:1], history[::-1], [*history, history[0]],
+                 [dict(row, loss="low") for row in history],
+                 [dict(row, validation=float("nan")) for row in history]],
+        best=[None, 5, dict(best, epoch=0), dict(best, epoch=3), dict(best, epoch=True),
+              dict(best, epoch=float("nan")), dict(best, model={})],
+        model=[None, {}, dict(model, more=torch.ones(1)), dict(model, **{states: [1.0]}),
+               dict(model, **{states: torch.ones(4, 6).int()}),
+               dict(model, **{states: torch.ones(6, 4)})],
+        ema=[None, "text", good["ema"][:-1], good["ema"][::-1], dict(enumerate(good["ema"]))],
+        optimizer=[None, [], {}, {"0": moments[0]}, moments | {99: moments[0]},
+                   moments | {0: moments[1]}, moments | {0: dict(moments[0], step=-50.0)},
+                   moments | {0: dict(moments[0], step=torch.tensor(-50.0))}])
+    crafted = [[], {}, "state"]
+    for key, values in wrong_parts.items():
+        crafted += [{**good, key: value} for value in values]
+        crafted.append({name: good[name] for name in good if name != key})
     for state in crafted:
-        with pytest.raises(ValueError, match="cannot resume: state must be") as raised:
+        with pytest.raises(ValueError, match="cannot resume: state must be [^\n]*$"):
             list(train_epochs(*fresh(), state=state))
-        assert "\n" not in str(raised.value)
     for settings in (dataclasses.replace(QUICK, members=1), dataclasses.replace(QUICK, epochs=1)):
         with pytest.raises(ValueError, match="cannot resume"):
             list(train_epochs(*fresh(settings), state=good))
@@ -738,7 +690,7 @@ def test_a_state_of_another_training_is_refused():
 
 
 @pytest.mark.parametrize("topk", [1, 3, 99])
-@pytest.mark.parametrize("kind", ["all", "some", "unseen", "seen", "one"])
+@pytest.mark.parametrize("kind", ["all", "some", "unseen", "seen"])
 def test_evaluation_equals_that_of_all_scores(topk, kind, monkeypatch):
     """In blocks of two images, also where candidates leave out seen compositions."""
     monkeypatch.setitem(compcos.EVALUATION_SCORES, "cpu", 70)
@@ -746,13 +698,12 @@ def test_evaluation_equals_that_of_all_scores(topk, kind, monkeypatch):
     model.prepare(seen)
     target[:4] = (~seen).flatten().nonzero()[:4, 0]
     seen = seen.numpy()
-    candidates = dict(all=None, some=np.arange(35).reshape(5, 7) % 3 > 0, unseen=~seen, seen=seen,
-                      one=np.arange(35) == 3)[kind]
+    masks = dict(all=np.ones((5, 7), bool), some=np.arange(35).reshape(5, 7) % 3 > 0,
+                 unseen=~seen, seen=seen)
     scores = model(x).detach().flatten(1).numpy()
-    pairs = compcos.index_pairs((5, 7))
-    masks = dict(candidates=None if candidates is None else candidates.ravel(), pairs=pairs)
-    expected = evaluate(scores, target.numpy(), seen.ravel(), topk=min(topk, 35), **masks)
-    report = evaluate_model(model, x, target, candidates=candidates, topk=topk)
+    expected = evaluate(scores, target.numpy(), seen.ravel(), candidates=masks[kind].ravel(),
+                        pairs=list(np.ndindex(5, 7)), topk=min(topk, 35))
+    report = evaluate_model(model, x, target, candidates=masks[kind], topk=topk)
     assert report.keys() == expected.keys()
     for name, value in expected.items():
         assert report[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name
@@ -911,83 +862,62 @@ def test_three_files_suffice(tmp_path):
 
 
 def wrong(call, **changes):
-    """Return a call with some of its arguments replaced by wrong ones."""
-    (x, y, states, objects), validation = problem()
+    """Call a function with some of its arguments replaced by wrong ones."""
+    (x, y, states, objects), _ = problem()
     model, batch, target, seen = small()
     prepared = copy.deepcopy(model).prepare(seen)
-    unprepared = small()[0]
-    trained = dict(features=x, targets=y, state_vectors=states, object_vectors=objects,
-                   settings=QUICK, device="cpu")
+    images = dict(features=batch, target=target)
     calls = dict(
-        fit=(fit, trained),
-        loss=(prepared.loss, dict(features=batch, target=target)),
-        unprepared=(unprepared.loss, dict(features=batch, target=target)),
-        backward=(unprepared.backward, dict(features=batch, target=target)),
-        prepare=(model.prepare, dict(seen=seen)),
+        fit=(fit, dict(features=x, targets=y, state_vectors=states, object_vectors=objects,
+                       settings=QUICK, device="cpu")),
+        loss=(prepared.loss, images),
+        unprepared=(model.loss, images),
+        backward=(model.backward, images),
         adjusted=(small(logit_adjustment=0.5)[0].prepare, dict(seen=seen)),
         evaluate=(evaluate_model, dict(model=prepared, features=batch, targets=target)),
         predict=(predict, dict(model=model, features=batch)),
-        feasibility=(model.feasibility, {}),
         cosines=(compcos_loss, dict(cosines=model(batch).detach(), target=target, scale=20.0,
-                                    seen=seen, margin=0.1)),
-        train=(lambda **given: list(train_epochs(prepared, batch, target, **given)), {}),
-        device=(compcos.pick_device, {}))
+                                    seen=seen)),
+        train=(lambda **given: list(train_epochs(prepared, batch, target, **given)), {}))
     function, arguments = calls[call]
     return function(**arguments | changes)
 
 
 @pytest.mark.parametrize("call, changes, message", [
-    ("fit", dict(targets=[1] * 39), r"targets must have the shape \(40,\) or \(40, 2\), got \(39,\)"),
-    ("fit", dict(targets=np.ones((40, 3))), r"targets must have .*got \(40, 3\)"),
+    ("fit", dict(targets=[1]), r"targets must have the shape \(40,\) or \(40, 2\), got \(1,\)"),
     ("fit", dict(targets=[20] * 40), "targets must be .*s below 4 and o below 5, got 20"),
     ("fit", dict(targets=[[0, 5]] * 40), "targets must be .*o below 5, got 5"),
     ("fit", dict(targets=[-1] * 40), "targets must be .*got -1"),
     ("fit", dict(targets=[1.5] * 40), "targets must be whole numbers.*got 1.5"),
-    ("fit", dict(targets=[np.nan] * 40), "targets must be whole numbers.*got nan"),
     ("fit", dict(targets=["red"] * 40), "targets must be an array of real numbers, got <U3"),
-    ("fit", dict(features=np.ones(40)), r"features must have the shape .*got \(40,\)"),
-    ("fit", dict(features=5, targets=[1]), r"features must have the shape .*got \(1,\)"),
-    ("fit", dict(features=[[]], targets=[1]), r"features must have the shape"),
+    ("fit", dict(features=5), r"features must|targets must have the shape \(1,\)"),
     ("fit", dict(features=np.full((40, 8), np.inf)), "features must be finite.*row 0"),
-    ("fit", dict(features=[None] * 40), "features must be an array of real numbers, got object"),
-    ("fit", dict(object_vectors=np.ones((5, 4))), r"object_vectors must have the shape \(O, 6\), "
-                                                  r"got \(5, 4\)"),
-    ("fit", dict(state_vectors=np.ones(4)), r"state_vectors must have the shape \(S, V\), got \(4,\)"),
-    ("fit", dict(state_vectors=[[np.nan] * 6] * 4), "state_vectors must be finite.*row 0"),
+    ("fit", dict(object_vectors=np.ones((5, 4))), r"object_vectors must have the shape \(O, 6\)"),
+    ("fit", dict(state_vectors=np.ones(4)), r"state_vectors must have the shape \(S, V\), got"),
+    ("fit", dict(state_vectors=np.full((4, 6), np.nan)), "state_vectors must be finite.*row 0"),
     ("fit", dict(seen=np.ones((5, 4), bool)), r"seen must have the shape \(4, 5\) or \(20,\), got"),
-    ("fit", dict(seen=np.ones((4, 5))), "seen must be bool"),
-    ("fit", dict(seen=np.arange(20) == 1), "targets must be seen compositions, got the unseen index"),
+    ("fit", dict(seen=np.ones((4, 5))), "seen must be bool and hold at least one True, got"),
+    ("fit", dict(seen=np.arange(20) == 0), "targets must be seen compositions, got the unseen "
+                                           "index 2"),
     ("fit", dict(validation=np.ones((3, 8))), r"validation must be a pair \(features, targets\)"),
-    ("fit", dict(validation=(np.ones((3, 9)), [1, 2, 3])), r"features .*\(N, 8\), got \(3, 9\)"),
-    ("fit", dict(validation=(np.ones((3, 8)), [1, 2])), r"targets .*\(3,\) .*got \(2,\)"),
+    ("fit", dict(validation=(np.ones((3, 9)), [1] * 3)), r"features .*\(N, 8\), got \(3, 9\)"),
     ("fit", dict(seed=1.5), "seed must be a whole number, got 1.5"),
-    ("fit", dict(seed=-1), "seed must be at least 0"),
-    ("fit", dict(device="cpux"), "device must be auto, or one .*got 'cpux'"),
-    ("train", dict(seed=None), "seed must be a whole number, got None"),
+    ("fit", dict(device="cuda:9"), "device must be auto, or one .*got 'cuda:9'"),
+    ("train", dict(seed=-1), "seed must be at least 0 and below"),
     ("train", dict(validate=lambda: np.nan), "result of validate must be a finite number, got nan"),
     ("loss", dict(features=torch.ones(9, 3)), r"features must have the shape \(N, 8\), got \(9, 3\)"),
-    ("loss", dict(target=[1]), r"targets must have the shape \(9,\) or \(9, 2\), got \(1,\)"),
-    ("loss", dict(target=[35] * 9), "targets must be .*got 35"),
     ("loss", dict(target=[1] * 9), "targets must be seen compositions, got the unseen index 1"),
     ("unprepared", {}, r"the model must be prepared .*call model.prepare\(seen, targets\)"),
     ("backward", {}, "the model must be prepared"),
-    ("prepare", dict(seen=np.ones((7, 5), bool)), r"seen must have the shape \(5, 7\)"),
-    ("prepare", dict(seen=np.zeros((5, 7), bool)), "seen must be bool and hold at least one True"),
     ("adjusted", {}, "targets must be given for the logit adjustment, got None"),
     ("evaluate", dict(targets=[0] * 8), r"targets must have the shape \(9,\)"),
     ("evaluate", dict(topk=0), "topk must be at least 1, got 0"),
-    ("evaluate", dict(model=small()[0]), "seen must be given: this model does not know"),
-    ("feasibility", {}, "seen must be given"),
-    ("predict", dict(bias=0.3), "seen must be given"),
+    ("predict", dict(bias=0.3), "seen must be given: this model does not know"),
     ("predict", dict(bias=np.nan), "bias must be a finite number, got nan"),
     ("predict", dict(k=0), "k must be at least 1, got 0"),
-    ("predict", dict(candidates=np.ones((7, 5), bool)), r"candidates must have the shape \(5, 7\)"),
     ("predict", dict(candidates=np.zeros(35, bool)), "candidates must be bool and hold at least one"),
-    ("predict", dict(features=torch.zeros(9, 3)), r"features must have the shape \(N, 8\), got"),
-    ("predict", dict(features=torch.full((1, 8), torch.nan)), "features must be finite"),
     ("cosines", dict(seen=torch.ones(5, 1, dtype=bool)), r"seen must have the shape \(5, 7\)"),
-    ("cosines", dict(margin=torch.ones(7)), r"margin must have the shape \(5, 7\) or \(\), got"),
-    ("device", dict(name="cuda:9"), "device must be auto")])
+    ("cosines", dict(margin=torch.ones(7)), r"margin must have the shape \(5, 7\) or \(\), got")])
 def test_wrong_use_is_answered_in_one_line(call, changes, message):
     with pytest.raises(ValueError, match=message) as raised:
         wrong(call, **changes)
