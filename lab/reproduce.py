@@ -366,7 +366,7 @@ def findings(results):
             cells[change] = cell(np.subtract(*values))
     gains = [f"{show(gain, 2)} {change}" for change, gain in cells.items()]
     return cells, [
-        f"On the test in the open world, {best} has the greatest AUC, {show(aucs[best], 2)} % "
+        f"On the test in the open world, **{best}** has the greatest AUC, {show(aucs[best], 2)} % "
         "(published protocol). Compared seed by seed, the AUC of CompCos changes by "
         f"{', by '.join(gains)} (in percentage points). A change that is smaller than its "
         "deviation may come from the seeds alone.", ""]
