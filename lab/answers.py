@@ -38,8 +38,8 @@ def training_profile(features, targets, validation):
         training features.
     """
     features = torch.as_tensor(features)
-    _, place = torch.as_tensor(targets).unique(return_inverse=True)
-    sums = features.new_zeros(int(place.max()) + 1, features.shape[1]).index_add_(0, place, features)
+    shown, place = torch.as_tensor(targets).unique(return_inverse=True)
+    sums = torch.zeros(len(shown), features.shape[1]).index_add_(0, place, features)
     profile = dict(means=torch.nn.functional.normalize(sums),
                    length=features.norm(dim=1).median())
     profile["distances"] = distances(torch.as_tensor(validation), profile).sort().values
@@ -155,11 +155,11 @@ def add_options(parser):
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a run's best.pt or final.pt, or the run's folder")
     add("--predict", nargs="+", metavar="IMAGE",
-        help="image files, patterns or folders; or pass --features FILE")
-    add("--csv", type=Path, metavar="FILE", help="write the answers into a table")
+        help="image files, patterns or folders; or pass --features FILE for their features")
+    add("--csv", type=Path, metavar="FILE", help="write the answers into this table")
     add("--candidates", default=DEFAULT_CANDIDATES, choices=CANDIDATE_SETS,
-        help="compositions that may be answered: of the training data's lists (closed), all "
-        "(open), or those that are feasible enough (open_masked, the default)")
+        help="compositions that may be answered: those that the dataset lists (closed), all "
+             "(open), or those listed or feasible enough (open_masked, the default)")
     add("--top", type=shell.number(int, least=1), default=5, metavar="K",
         help="answers for each photo (default 5)")
 

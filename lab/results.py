@@ -185,7 +185,7 @@ def answers_at(best, bias):
 
 
 @torch.no_grad()
-def write_scores(out, model, features, dataset, masks):
+def write_scores(out, model, features, dataset, tested):
     """Write the test scores for evaluate.py: scores.npy and a file for each candidate set.
 
     scores.npy is float32 (N, C), written block by block. The files beside it hold its check sum.
@@ -200,10 +200,10 @@ def write_scores(out, model, features, dataset, masks):
             block = np.ascontiguousarray(scores.cpu(), "<f4")
             file.write(block)
             checksum = zlib.crc32(block, checksum)
-    for name, mask in masks.items():
+    for name, (swept, _) in tested.items():
         with writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
-                     candidates=mask, pairs=index_pairs(dataset.seen.shape),
+                     candidates=swept.candidates, pairs=index_pairs(dataset.seen.shape),
                      scores_crc32=checksum)
 
 
@@ -336,8 +336,8 @@ def table_notes(metrics):
         lines.append(f"exact AUC and its 95 % interval over compositions: {'; '.join(areas)}")
     lines.append(f"hard mask: {metrics['mask']}")
     answers = metrics["calibration"]
-    lines.append(f"calibration ({DEFAULT_CANDIDATES}): mean confidence {answers['confidence']:.0%}, "
-                 f"accuracy {accuracy(answers)}")
+    lines.append(f"calibration ({DEFAULT_CANDIDATES}): mean confidence "
+                 f"{answers['confidence']:.0%}, accuracy {accuracy(answers)}")
     auroc = metrics["feasibility_auroc"]
     if math.isfinite(auroc):
         lines.append("feasibility ranks unseen compositions that exist above the others with "

@@ -13,6 +13,7 @@ import subprocess
 import time
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,22 +23,29 @@ import torch
 import compcos
 import data
 from evaluate import accuracy_at, threshold_sweep
-from feasibility import auroc, conformal_threshold, hard_mask, write_csv
+from feasibility import auroc, conformal_threshold, write_csv
 from lab import answers, drawings, shell, words
 from lab import features as image_features
 from lab.files import (check_writable, load_tensors, lock, reading, write_json, write_rows,
                        writing)
 from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
                          check_joined, check_output_folder, check_record, deviation, expectation,
-                         finished_seeds, folder_of, last_folder, new_folder, recorded_settings,
-                         table, table_notes, versions, write_answers, write_scores)
+                         finished_seeds, folder_of, has_seeds, last_folder, new_folder,
+                         recorded_settings, table, table_notes, versions, write_answers,
+                         write_scores)
 
 SAVE_SECONDS = 30       # minimum seconds between checkpoints
-CALIBRATION = 1 << 24   # scores that a temperature is fitted to
+CALIBRATION = 1 << 24   # scores that a temperature is fitted to, at most
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
 DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
 PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
+EXAMPLES = """\
+examples:
+  python compcos.py                                     (train on the built-in dataset)
+  python compcos.py --dataset photos --vectors random   (train on photos of your own)
+  python compcos.py --checkpoint runs/photos-compcos-open --predict new_photos
+"""
 # The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
 VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
 OTHER_VECTORS = ["fasttext", "word2vec"]
@@ -89,7 +97,8 @@ def load_data(options):
             weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=fallback)
+        skip_broken=options.skip_broken, fallback=fallback,
+        replace_cache=not options.resume)  # what the run had stays until it is compared
     for note in dataset.notes:
         print(f"note: {note}")
     record = dict(dataset=dataset.name, missing=options.missing, device=str(device),
@@ -169,20 +178,18 @@ def calibrate(model, features, target, seen, candidates, bias):
     Images whose truth is no candidate do not count. With many compositions, only every n-th image
     is used.
     """
-    few = min(len(features), max(20, CALIBRATION // seen.size))
-    chosen = np.linspace(0, len(features) - 1, few).astype(int)
-    blocks = compcos.score_blocks(model, features[torch.as_tensor(chosen)])
+    every = math.ceil(len(features) * seen.size / CALIBRATION)
+    blocks = compcos.score_blocks(model, features[::every])
     scores = torch.cat([block for _, block in blocks])  # (n, C)
-    truth = target[chosen]
+    truth = target[::every]
     temperatures = {}
     for name, mask in candidates.items():
-        columns = np.flatnonzero(mask)  # (P,)
-        rows = np.flatnonzero(mask[truth])
-        place = np.searchsorted(columns, truth[rows])  # of the truth among the columns
-        offset = np.where(seen.ravel()[columns], 0.0, bias[name])
-        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(columns)]
+        rows = mask[truth]
+        place = (np.cumsum(mask) - 1)[truth[rows]]  # of the truth among the candidates
+        offset = np.where(seen.ravel()[mask], 0.0, bias[name])
+        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(mask)]
         ranked = ranked + torch.as_tensor(offset).to(scores)
-        temperatures[name] = fit_temperature(ranked, torch.as_tensor(place, device=scores.device))
+        temperatures[name] = fit_temperature(ranked, torch.as_tensor(place).to(scores.device))
     return temperatures
 
 
@@ -225,10 +232,12 @@ def fit_temperature(scores, target):
         target: (N,) columns.
 
     Returns:
-        A float; 1 where the scores of no image differ.
+        A float; 1 without images, and where the scores of no image differ.
     """
-    unit = scores.std(1, correction=0).mean()  # nan: no image
-    if not unit > 0:
+    if not len(scores):
+        return 1.0
+    unit = scores.std(1, correction=0).mean()
+    if unit == 0:
         return 1.0
     # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
     # that the softmax expects less that of the truths, grows with b: bisect for 0.
@@ -284,8 +293,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
         mask: how τ is chosen, see `best_threshold`.
 
     Returns:
-        The content of metrics.json, what `compcos.sweep` gives of the test, and the candidates of
-        the test by name.
+        The content of metrics.json, and what `compcos.sweep` returns for the test.
     """
     seen = dataset.seen
     threshold, curve, mask_words = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
@@ -319,7 +327,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
         unseen_compositions=len(np.unique(target[~seen.ravel()[target]])),
         feasibility_auroc=auroc(rho, exist, ~seen),
         threshold_curve={key: row.tolist() for key, row in curve.items()})
-    return metrics, tested, sets["test"]
+    return metrics, tested
 
 
 def both_protocols(swept, confidence=None):
@@ -433,12 +441,12 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         check_model(model, arrays["train"][0], dataset.seen)
         model = train_model(model, arrays, dataset, record, options, out)
         rho = model.feasibility() if feasibility is None else feasibility
-        metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
+        metrics, tested = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
     best = max(model.history, key=lambda row: row["validation"])
     metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"])
     # Scores of an earlier start may be of another epoch: existing ones are made anew.
     if options.save_scores or (out / "scores.npy").exists():
-        write_scores(out, model, arrays["test"][0], dataset, masks)
+        write_scores(out, model, arrays["test"][0], dataset, tested)
     write_answers(out, dataset, tested, metrics["bias"])
     with writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
@@ -457,13 +465,12 @@ def check_model(model, features, seen):
     scores = model.eval().score(features[:2], model.compositions())
     expected = (len(features[:2]), *seen.shape)
     if scores.shape != expected:
-        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, got "
-                         f"{tuple(scores.shape)}: see lab.baselines.BaselineModel")
+        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, "
+                         f"got {tuple(scores.shape)}: see lab.baselines.BaselineModel")
     for name, allowed in candidate_sets(seen, seen.ravel(), model.feasibility(), 0.0).items():
         if not allowed[seen.ravel()].all():
-            raise ValueError(f"candidate set {name!r} must hold all seen compositions, lacks "
-                             f"{(seen.ravel() & ~allowed).sum()}: mend candidate_sets in "
-                             "lab/results.py")
+            raise ValueError(f"candidate set {name!r} must hold all seen compositions: mend "
+                             "candidate_sets in lab/results.py")
 
 
 def train_model(model, arrays, dataset, record, options, out):
@@ -472,18 +479,18 @@ def train_model(model, arrays, dataset, record, options, out):
     if record["world"] == "closed":
         world = dataset.candidates("val")
     validate = compcos.validator(model, *arrays["val"], world.reshape(dataset.seen.shape))
-    training = dict(validate=validate, seed=record["seed"], eager=options.eager)
+    begin = partial(compcos.train_epochs, model, *arrays["train"], validate, seed=record["seed"],
+                    eager=options.eager)
     path = out / "last.pt"
-    state = None
     if options.resume and path.exists():
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
-            epochs = compcos.train_epochs(model, *arrays["train"], state=state, **training)
+            epochs = begin(state=state)
     else:
-        epochs = compcos.train_epochs(model, *arrays["train"], **training)
-    state = save_epochs(epochs, state, record, out)
-    return compcos.finish(model, state)
+        state = None
+        epochs = begin()
+    return compcos.finish(model, save_epochs(epochs, state, record, out))
 
 
 def save_epochs(epochs, state, record, out):
@@ -498,7 +505,7 @@ def save_epochs(epochs, state, record, out):
             for state in epochs:
                 row = state["history"][-1]
                 progress.update(note=f"epoch {row['epoch']}, loss {row['loss']:.4f}, validation "
-                                     f"{100 * row['validation']:.2f} %")
+                                     f"{row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
                     saved_at = time.monotonic()
@@ -535,21 +542,23 @@ def save_on_error(out, state, record):
 def answer_contents(inputs, options, rho, metrics):
     """Return what best.pt holds besides the model: all that answers and --final need."""
     dataset = inputs.dataset
-    allowed = answer_candidates(dataset, dataset.seen, rho, metrics["threshold"])
     profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
                                        inputs.features["val"])
     data_options = {name: getattr(options, name) for name in DATA_OPTIONS}
     data_options |= dict(folder=os.getcwd(), weights=inputs.record["weights"])
     return dict(
         run=metrics["settings"], options=data_options, states=dataset.states,
-        objects=dataset.objects, candidates=as_tensors(allowed), feasibility=torch.as_tensor(rho),
-        threshold=metrics["threshold"], bias=metrics["bias"], temperature=metrics["temperature"],
-        profile=profile, expectation=expectation(metrics["calibration"]))
+        objects=dataset.objects, threshold=metrics["threshold"], bias=metrics["bias"],
+        temperature=metrics["temperature"], profile=profile,
+        expectation=expectation(metrics["calibration"]),
+        **mask_contents(dataset, dataset.seen, rho, metrics["threshold"]))
 
 
-def as_tensors(arrays):
-    """Return {name: tensor} of {name: array}."""
-    return {name: torch.as_tensor(array) for name, array in arrays.items()}
+def mask_contents(dataset, seen, rho, threshold):
+    """Return the part of these contents that depends on feasibility (S, O)."""
+    allowed = answer_candidates(dataset, seen, rho, threshold)
+    return dict(feasibility=torch.as_tensor(rho),
+                candidates={name: torch.as_tensor(mask) for name, mask in allowed.items()})
 
 
 def prediction_command(inputs, run):
@@ -581,9 +590,9 @@ def train_final(run, device="auto", eager=False):
         ValueError: the run is not finished, or its data have changed.
     """
     run = Path(run).resolve()
-    if not (run / "metrics.json").exists():
-        raise ValueError(f"{run} must be the folder of a finished run, with metrics.json and best.pt "
-                         "(with several seeds, one of its seedK)")
+    if not (run / "metrics.json").exists() or has_seeds(run):
+        raise ValueError(f"{run} must be the folder of a finished run with metrics.json; with "
+                         "several seeds pass one of its seedK")
     model = answers.load_run(run)
     contents = model.checkpoint
     record = contents["run"]
@@ -604,12 +613,9 @@ def train_final(run, device="auto", eager=False):
         model = compcos.fit(features, targets, inputs.state_vectors, inputs.object_vectors,
                             seen=seen, settings=settings, seed=record["seed"], device=device,
                             on_epoch=lambda row: progress.update(), eager=eager)
-    rho = model.feasibility()
-    allowed = answer_candidates(dataset, seen, rho, contents["threshold"])
-    contents |= dict(
-        candidates=as_tensors(allowed), feasibility=torch.as_tensor(rho),
-        expectation=f"{contents['expectation']} This is a guide, measured with best.pt: the "
-                    "accuracy of final.pt is not measured.")
+    contents |= mask_contents(dataset, seen, model.feasibility(), contents["threshold"])
+    contents["expectation"] += (" This is a guide, measured with best.pt: the accuracy of final.pt "
+                                "is not measured.")
     with writing(run / "final.pt", "wb") as file:
         compcos.save(model, file, **contents)
     print(f"written to {run / 'final.pt'}: trained on all {len(targets):,} photos for "
@@ -623,34 +629,37 @@ def add_options(parser, settings_class):
     """Add the options that all systems share, and one for each field of its settings."""
     add = parser.add_argument_group("data").add_argument
     add("--dataset", default="shapes", metavar="NAME|FOLDER",
-        help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
+        help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder of your own")
     add("--data-root", default="data", metavar="DIR",
-        help="the folder of datasets and word vectors (default data)")
+        help="folder of datasets and word vectors (default data)")
     add("--features", metavar="FILE",
-        help="features by file name (.npz: files, features (N, F)), from CLIP say; `pixels` takes "
-             "16 x 16 pixels of each photo")
+        help="features by file name (.npz with files, features (N, F)), for instance from CLIP; "
+             "'pixels' takes 16 x 16 pixels of each photo (default: the dataset's features.npz, "
+             "else ResNet-18 features of the photos)")
     add("--weights", metavar="FILE",
-        help="ResNet-18 weights for the extraction (default: torch hub's)")
+        help="ResNet-18 weights for these (default: downloaded by torch hub)")
     add("--vectors", nargs="+", metavar="NAME|FILE",
         help="word vectors, concatenated: word2vec, fasttext, glove, random, or files (default: "
              "the dataset's vectors.txt, else those of the paper)")
     add("--missing", default="error", choices=["error", "random", "mean"],
-        help="what replaces the vectors of words that have none (default: an error)")
+        help="vectors of words that have none: an error (default), random ones, or the mean of all")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    add = parser.add_argument_group("training").add_argument
+    add = parser.add_argument_group(
+        "training", "The recipe sets what is not given; 'paper' is the value for MIT-States, and "
+        "the paper's recipe changes some for other datasets.").add_argument
     for field in fields(settings_class):
         add(f"--{field.name.replace('_', '-')}", **option_of(field))
     add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
         metavar="K", help="seeds, one run each (default 0)")
-    add("--device", default="auto", help="auto (the default), cpu, cuda or mps")
+    add("--device", default="auto", help="auto (default), cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
     add("--mask", default="justified", choices=["justified", "paper"],
-        help="how the threshold of the hard mask is chosen: by validation AUC alone (paper), or "
-             "only if it gains, and at most so high that 5 %% of what exists is expected to be "
-             "hidden (justified, the default)")
+        help="choice of the threshold of the hard mask: the best one by validation AUC (paper), or "
+             "that only if it gains more than a mask is expected to lose and hides at most 5 %% of "
+             "the compositions that exist (justified, the default)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR",
-        help="a folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
+        help="folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
     add("--resume", action="store_true",
         help="continue the run in --out, or the last one in runs/; further seeds join it")
     add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
@@ -659,9 +668,9 @@ def add_options(parser, settings_class):
 def option_of(field):
     """Return the arguments of argparse for a setting, with a default of None: not given."""
     rule = field.metadata
-    default = f"default {field.default}"
+    default = f"default {short(field.default)}"
     if rule["strong"] != field.default:
-        default = f"paper {field.default}, strong {rule['strong']}"
+        default = f"paper {short(field.default)}, strong {short(rule['strong'])}"
     option = dict(default=None, help=f"{rule['help']} ({default})".replace("%", "%%"))
     if field.type is bool:
         option["action"] = argparse.BooleanOptionalAction
@@ -671,6 +680,11 @@ def option_of(field):
         option["type"] = field.type
         option["metavar"] = "N" if field.type is int else "X"
     return option
+
+
+def short(value):
+    """Return a value as text, a float with at most six digits."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def settings_changes(options, settings_class):
@@ -701,17 +715,15 @@ def default_recipe(dataset):
 def main(argv=None):
     """Train and evaluate CompCos, predict with a checkpoint, or train a final model."""
     parser = argparse.ArgumentParser(
-        description="CompCos: train and evaluate on a dataset; with --checkpoint and --predict, "
-                    "answer for photos.",
-        epilog="example: python compcos.py --dataset photos --vectors random --members 8")
-    add_options(parser, compcos.Settings)
+        description="Train and evaluate CompCos on a dataset, or predict compositions of photos.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", choices=["paper", "strong"],
-                        help="settings where no option changes them: the paper's (default for "
-                             "shapes, utzappos, mitstates, cgqa) or the strong ones (default for a "
-                             "folder)")
+                        help="values of the training options: the paper's (default for shapes, "
+                             "utzappos, mitstates, cgqa) or stronger ones (default for a folder)")
     parser.add_argument("--final", metavar="RUN",
-                        help="train a finished run's model anew on all its photos, into its "
-                             "final.pt")
+                        help="train the model of a finished run anew on its train, validation and "
+                             "test photos together, and write RUN/final.pt")
+    add_options(parser, compcos.Settings)
     parser.set_defaults(model="compcos")
     answers.add_options(parser)
     options = parser.parse_args(argv)

@@ -23,7 +23,7 @@ from toy import make_toy
 
 @pytest.fixture(autouse=True)
 def few_resamples(request, monkeypatch):
-    """Draw few resamples, since intervals take longer than small runs, but in evaluate's examples."""
+    """Draw few resamples, since intervals take longer than small runs; not in evaluate.py."""
     if request.module.__name__ != "evaluate":
         monkeypatch.setattr(evaluate, "RESAMPLES", 20)
 

@@ -494,6 +494,7 @@ def test_script_prints_and_writes(saved, capsys):
     auc, low, high = (f"{100 * report['auc' + end]:.2f}" for end in ("", "_low", "_high"))
     text = capsys.readouterr().out
     assert "; 7 candidates" in text and f" {auc} [{low}, {high}]" in text
+    assert f" {report['bias']:.2f} [{report['bias_low']:.2f}, " in text
 
     module.main([file, "--json"])
     reports = json.loads(capsys.readouterr().out)

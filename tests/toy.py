@@ -13,7 +13,7 @@ SHORT = ["--epochs", 4, "--members", 1, "--hidden", 64, "--lr", 1e-2, "--batch-s
 
 
 def make_toy(folder):
-    """Write 5 states x 6 objects, 17 compositions, features that tell state and object with noise."""
+    """Write 5 states, 6 objects, 20 compositions, and noisy features that tell state and object."""
     random = np.random.default_rng(0)
     folder.mkdir()
     pairs = [(s, o) for s, o in np.ndindex(5, 6) if s % 2 == o % 2 or s == o - 1]
