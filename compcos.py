@@ -59,8 +59,9 @@ def setting(paper, strong=None, help="", *, choices=None, least=-math.inf, above
     """
     if strong is None:
         strong = paper
+    limits = dict(least=least, above=above, below=below)
     return field(default=paper, metadata=dict(strong=strong, help=help, choices=choices,
-                                              least=least, above=above, below=below))
+                                              limits=limits))
 
 
 @dataclass(frozen=True)
@@ -169,24 +170,25 @@ DATASET_SETTINGS = {
 def check_setting(declared, value):
     """Return the value of a setting, a dataclass field, as `check_value` returns it."""
     rule = declared.metadata
-    return check_value(declared.name, value, declared.type, choices=rule["choices"],
-                       least=rule["least"], above=rule["above"], below=rule["below"])
+    return check_value(declared.name, value, declared.type, rule["choices"], **rule["limits"])
 
 
 # ---- arguments ----
 
 
-def check_value(name, value, kind, *, choices=None, least=-math.inf, above=-math.inf,
+KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
+         bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}
+
+
+def check_value(name, value, kind, choices=None, *, least=-math.inf, above=-math.inf,
                 below=math.inf):
     """Return a value as a plain int, float, bool or str; ValueError outside its range.
 
     Numbers of NumPy become Python's, which JSON files hold.
     """
-    accepted, expected = {
-        int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
-        bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}[kind]
+    accepted, expected = KINDS[kind]
     fits = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
-    if choices is not None:
+    if choices:
         expected = f"one of {', '.join(choices)}"
         fits = fits and value in choices
     elif fits and not (least <= value < below and value > above):  # nan is never in range
@@ -199,45 +201,51 @@ def check_value(name, value, kind, *, choices=None, least=-math.inf, above=-math
     return kind(value)
 
 
-NUMBER_TYPES = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # by NumPy's kinds
-
-
 def as_tensor(values, device=None, name="values"):
     """Return numbers as a tensor on a device; ValueError for anything but an array of numbers."""
-    try:
-        if not torch.is_tensor(values):
-            array = np.array(values)
-            number_type = NUMBER_TYPES[array.dtype.kind]
-            if array.dtype not in (np.float16, np.float32):
-                array = array.astype(number_type)  # torch lacks some widths and byte orders
-            values = torch.as_tensor(array)
-        elif values.is_complex():
-            raise TypeError
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{name} must be an array of real numbers, got {str(values)[:60]!r}"
-                         ) from None
+    if not torch.is_tensor(values):
+        array = np.array(values)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype} of shape "
+                             f"{array.shape}")
+        values = torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
     return values.to(device=device)
+
+
+def check_shape(name, array, *shapes):
+    """Raise ValueError unless an array has one of these shapes; a letter is any length above 0."""
+    for shape in shapes:
+        fits = [length > 0 if isinstance(size, str) else length == size
+                for size, length in zip(shape, array.shape)]
+        if len(shape) == array.ndim and all(fits):
+            return
+    expected = " or ".join(str(tuple(shape)).replace("'", "") for shape in shapes)
+    raise ValueError(f"{name} must have the shape {expected}, got {tuple(array.shape)}")
 
 
 def check_rows(name, rows):
     """Raise ValueError unless all numbers of (N, ...) are finite."""
-    broken = rows.isfinite().logical_not().flatten(1).any(1)
-    if broken.any():
+    finite = rows.isfinite().flatten(1).all(1)
+    if not finite.all():
         raise ValueError(f"{name} must be finite, got nan or infinity in row "
-                         f"{int(broken.nonzero()[0])}")
+                         f"{int(finite.int().argmin())}")
+
+
+def as_images(model, features):
+    """Return images (N, F) as numbers of the model's type, on its device."""
+    features = as_tensor(features, model.states.device, "features").to(model.states.dtype)
+    check_shape("features", features, ("N", model.feature_dim))
+    return features
 
 
 def as_features(model, features):
     """Return images (N, F) as finite numbers of the model's type, on its device."""
-    features = as_tensor(features, model.states.device, "features").to(model.states.dtype)
-    if features.ndim != 2 or not len(features) or features.shape[1] != model.feature_dim:
-        raise ValueError(f"features must have the shape (N, {model.feature_dim}) with N of at "
-                         f"least 1, got {tuple(features.shape)}")
+    features = as_images(model, features)
     check_rows("features", features)
     return features
 
 
-def as_targets(targets, states, objects, count=None):
+def as_targets(targets, states, objects, count="N"):
     """Return targets as indices (N,), an int64 tensor on the CPU.
 
     Args:
@@ -245,33 +253,35 @@ def as_targets(targets, states, objects, count=None):
         states, objects: S and O.
         count: N, where it is known.
     """
-    values = as_tensor(targets, "cpu", "targets")
-    pairs = values.double()
-    shape = tuple(pairs.shape)
-    count = count or max(1, pairs.shape[:1].numel())
-    if shape not in ((count,), (count, 2)):
-        raise ValueError(f"targets must have the shape ({count},) or ({count}, 2), a row for each "
-                         f"image, got {shape}")
-    if pairs.ndim == 1:
-        pairs = torch.stack([pairs // objects, pairs % objects], 1)
-    fits = (pairs >= 0) & (pairs < torch.tensor([states, objects])) & (pairs == pairs.round())
-    if not fits.all():
-        row = int(fits.all(1).logical_not().nonzero()[0])
-        raise ValueError(f"targets must be whole numbers s * O + o, or pairs (s, o), with s below "
-                         f"{states} and o below {objects}, got {values[row].tolist()} in row "
-                         f"{row}")
-    pairs = pairs.long()
-    return pairs[:, 0] * objects + pairs[:, 1]
+    values = as_tensor(targets, "cpu", "targets").double()
+    check_shape("targets", values, (count,), (count, 2))
+    limits = torch.tensor(states * objects)
+    if values.ndim == 2:
+        limits = torch.tensor([states, objects])
+    wrong = values[(values < 0) | (values >= limits) | (values != values.floor())]
+    if len(wrong):
+        raise ValueError("targets must be whole numbers s * O + o, or pairs (s, o), with s below "
+                         f"{states} and o below {objects}, got {wrong[0]:g}")
+    values = values.long()
+    if values.ndim == 2:
+        values = values[:, 0] * objects + values[:, 1]
+    return values
+
+
+def check_seen(seen, targets):
+    """Raise ValueError unless targets (N,) are all seen, by a mask (S, O)."""
+    unseen = targets[~seen.flatten()[targets]]
+    if len(unseen):
+        raise ValueError(f"targets must be seen compositions, got the unseen index {unseen[0]}")
 
 
 def as_mask(name, mask, states, objects):
     """Return a mask of compositions, bool of shape (S, O) or (C,), as a new array (S, O)."""
     mask = as_tensor(mask, "cpu", name)
-    if mask.dtype != torch.bool or mask.shape not in ((states, objects), (states * objects,)):
-        raise ValueError(f"{name} must be bool of shape ({states}, {objects}) or "
-                         f"({states * objects},), got {mask.dtype} of shape {tuple(mask.shape)}")
-    if not mask.any():
-        raise ValueError(f"{name} must hold at least one True")
+    check_shape(name, mask, (states, objects), (states * objects,))
+    if mask.dtype != torch.bool or not mask.any():
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype}, "
+                         f"{mask.count_nonzero()} of it")
     return mask.reshape(states, objects).numpy().copy()
 
 
@@ -279,9 +289,8 @@ def as_word_vectors(state_vectors, object_vectors):
     """Return word vectors as new float32 tensors, (S, V) and (O, V)."""
     states = as_tensor(state_vectors, "cpu", "state_vectors").float().clone()
     objects = as_tensor(object_vectors, "cpu", "object_vectors").float().clone()
-    if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1]:
-        raise ValueError("state_vectors and object_vectors must have the shapes (S, V) and (O, V) "
-                         f"with one V, got {tuple(states.shape)} and {tuple(objects.shape)}")
+    check_shape("state_vectors", states, ("S", "V"))
+    check_shape("object_vectors", objects, ("O", states.shape[1]))
     check_rows("state_vectors", states)
     check_rows("object_vectors", objects)
     return states, objects
@@ -436,11 +445,7 @@ class CompCos(nn.Module):
         Raises:
             ValueError: features of another shape.
         """
-        features = as_tensor(features, self.states.device, "features").to(self.states.dtype)
-        if features.ndim != 2 or features.shape[1] != self.feature_dim:
-            raise ValueError(f"features must have the shape (B, {self.feature_dim}), got "
-                             f"{tuple(features.shape)}")
-        embedded = self.image_embedder(features)
+        embedded = self.image_embedder(as_images(self, features))
         if self.settings.normalize_image_embeddings:
             embedded = nnf.normalize(embedded)
         return embedded
@@ -539,28 +544,28 @@ class CompCos(nn.Module):
                 unseen.
         """
         seen = as_mask("seen", seen, len(self.states), len(self.objects))
-        images = np.ones(seen.size)  # of each composition, at least 1
-        if targets is not None:
-            indices = as_targets(targets, *seen.shape).numpy()
-            unseen = indices[~seen.ravel()[indices]]
-            if len(unseen):
-                raise ValueError("targets of training must be seen compositions, got the unseen "
-                                 f"index {unseen[0]}")
-            images = np.bincount(indices, minlength=seen.size).clip(1)
-        elif self.settings.logit_adjustment:
-            raise ValueError("targets must be given for the logit adjustment, got None: call "
-                             "prepare(seen, targets)")
-        adjustment = np.log(images).reshape(seen.shape)
-        adjustment = self.settings.logit_adjustment * (adjustment - adjustment[seen].mean())
+        if targets is None:
+            if self.settings.logit_adjustment:
+                raise ValueError("targets must be given for the logit adjustment, got None: call "
+                                 "prepare(seen, targets)")
+            targets = np.flatnonzero(seen)
+        indices = as_targets(targets, *seen.shape).numpy()
+        check_seen(seen, indices)
+        # A composition without an image counts as one with one image.
+        images = np.bincount(indices, minlength=seen.size).clip(1).reshape(seen.shape)
+        adjustment = self.settings.logit_adjustment * (np.log(images) - np.log(images[seen]).mean())
 
         # Masks and offsets are made here and not in the loss: a captured step cannot index by a
         # mask, since the shape of the result would have to be read back.
-        self.seen = torch.as_tensor(seen, device=self.states.device)
-        self.offsets = torch.as_tensor(adjustment).to(self.states)
-        self.margins = torch.zeros_like(self.offsets)  # α·ρ
-        columns, self.seen_column = seen_columns(self.seen.flatten())        # (P,), (C,)
-        self.seen_pairs = torch.as_tensor(np.argwhere(seen)).to(columns)     # (P, 2)
-        self.seen_offsets = self.offsets.flatten()[columns]                  # (P,)
+        device = self.states.device
+        self.seen = torch.as_tensor(seen, device=device)
+        self.offsets = torch.as_tensor(adjustment, dtype=self.states.dtype, device=device)
+        self.margins = torch.zeros_like(self.offsets)                 # α·ρ
+        self.seen_pairs = self.seen.nonzero()                         # (P, 2)
+        self.seen_offsets = self.offsets[self.seen]                   # (P,)
+        # The place of each composition among the seen, (C,); that of an unseen one is past the end.
+        place = self.seen.flatten().cumsum(0) - 1
+        self.seen_place = torch.where(self.seen.flatten(), place, len(self.seen_pairs))
         self.only_seen_compete = True  # until `after_epoch`
         return self
 
@@ -581,9 +586,8 @@ class CompCos(nn.Module):
         check_prepared(self)
         target = as_targets(target, len(self.states), len(self.objects), len(features))
         target = target.to(self.seen.device)
-        if self.only_seen_compete and not self.seen.flatten()[target].all():
-            raise ValueError("targets must be seen compositions while only these compete, got an "
-                             "unseen one")
+        if self.only_seen_compete:
+            check_seen(self.seen, target)
         return self.loss_of(self.embed_images(features), self.compositions(), target)
 
     def loss_of(self, images, compositions, target):
@@ -599,7 +603,7 @@ class CompCos(nn.Module):
         """
         if self.only_seen_compete:
             scores = self.composition_scores(images, compositions, self.seen_pairs)   # (B, P)
-            return compcos_loss(scores, self.seen_column[target], scale=self.settings.scale,
+            return compcos_loss(scores, self.seen_place[target], scale=self.settings.scale,
                                 offsets=self.seen_offsets)
         scores = self.composition_scores(images, compositions)                        # (B, S, O)
         return compcos_loss(scores, target, scale=self.settings.scale, seen=self.seen,
@@ -649,11 +653,7 @@ class CompCos(nn.Module):
 
         Returns:
             True if the training step must be captured anew.
-
-        Raises:
-            ValueError: `prepare` was not called.
         """
-        check_prepared(self)
         if self.settings.world == "closed" or self.settings.train_candidates == "seen":
             return False
         alpha = self.settings.margin * min(1.0, epoch / max(self.settings.warmup, 1))
@@ -812,7 +812,7 @@ def split_linear(linear, states, objects):
 # ---- the loss ----
 
 
-def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0):
+def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
     """Return the cross-entropy with feasibility margins on unseen compositions (Eq. 2, 7 and 8).
 
     The sign of the margin confuses people: a feasible composition has the LARGER margin, so its
@@ -831,9 +831,10 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         cosines: tensor (B, S, O), or (B, P) of chosen compositions.
         target: whole numbers (B,), s * O + o, or columns of the chosen.
         scale: 1 / T above 0, a number, or a 0-dim tensor that is learnt.
-        seen: bool of shape (S, O) or (P,); None: all of the chosen are seen.
+        seen: bool of shape (S, O) or (P,). None: all are seen; with the seen compositions chosen,
+            only these compete (Eq. 2).
         margin: α·ρ, of the shape of seen or a number, which lowers the cosines of unseen
-            compositions. None: only the seen compete.
+            compositions.
         offsets: added to the logits of the seen (not in the paper), of the shape of seen or a
             number.
 
@@ -841,39 +842,19 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         The mean over the images, a 0-dim tensor.
 
     Raises:
-        ValueError: other shapes, or an unseen target where only the seen compete.
+        ValueError: other shapes.
     """
     target = as_tensor(target, cosines.device, "target").long()
     offsets = as_tensor(offsets, cosines.device, "offsets")
     if seen is None:
         return image_losses(scale * cosines + offsets, target).mean()
     seen = as_tensor(seen, cosines.device, "seen")
-    margins = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
-    if cosines.shape[1:] != seen.shape or margins.shape not in (seen.shape, ()):
-        raise ValueError("cosines, seen and margin must have the shapes (B, S, O), (S, O), (S, O), "
-                         f"or (B, P), (P,), (P,), got {tuple(cosines.shape)}, {tuple(seen.shape)}, "
-                         f"{tuple(margins.shape)}")
+    margin = as_tensor(margin, cosines.device, "margin")
+    check_shape("seen", seen, cosines.shape[1:])
+    check_shape("margin", margin, seen.shape, ())
     # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-    added = torch.where(seen, offsets, -scale * margins).to(cosines.dtype)
-    logits = (scale * cosines + added).flatten(1)
-    if margin is None:
-        columns, seen_column = seen_columns(seen.flatten())
-        target = seen_column[target]
-        if (target == len(columns)).any():
-            raise ValueError("target must be seen compositions where margin is None, since then "
-                             "only these compete, got an unseen one")
-        logits = logits[:, columns]
-    return image_losses(logits, target).mean()
-
-
-def seen_columns(seen):
-    """Return the columns (P,) of the seen among (C,) bool, and each column's place among them (C,).
-
-    The place of an unseen column is P, which is past the end.
-    """
-    columns = seen.nonzero().squeeze(1)
-    place = torch.where(seen, seen.cumsum(0) - 1, len(columns))
-    return columns, place
+    added = torch.where(seen, offsets, -scale * margin).to(cosines.dtype)
+    return image_losses((scale * cosines + added).flatten(1), target).mean()
 
 
 def image_losses(logits, target):
@@ -1059,9 +1040,8 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
     if state is None:
         state = dict(epoch=0, history=[], best=dict(epoch=0))
     else:
-        steps = math.ceil(passes * len(features) / size)
-        check_state(state, model, optimizer, validate, steps)
-        restore(state, model, optimizer, ema, steps)
+        check_state(state, model, optimizer, validate)
+        restore(state, model, optimizer, ema)
     run_step, total = make_step(model, optimizer, features, targets, eager=eager)
     for epoch in range(state["epoch"] + 1, settings.epochs + 1):
         since_best = state["epoch"] - state["best"]["epoch"]
@@ -1106,88 +1086,69 @@ def finish_epoch(state, model, optimizer, ema, loss, validate):
     history = state["history"]
     best = state["best"]
     value = math.nan
-    with ema.exchange():
-        if validate is not None:
-            value = check_value("the result of validate", float(validate()), float)
-        if (validate is None or best["epoch"] == 0
-                or value > history[best["epoch"] - 1]["validation"]):
-            best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    trained = copy.deepcopy(model.state_dict())
+    torch._foreach_copy_(ema.weights, ema.average)  # the average validates
+    if validate is not None:
+        value = check_value("the result of validate", float(validate()), float)
+    if validate is None or epoch == 1 or value > history[best["epoch"] - 1]["validation"]:
+        best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    model.load_state_dict(trained)
     row = dict(epoch=epoch, loss=loss, validation=value)
-    return dict(epoch=epoch, history=[*history, row], best=best,
-                model=copy.deepcopy(model.state_dict()),
+    return dict(epoch=epoch, history=[*history, row], best=best, model=trained,
                 optimizer=copy.deepcopy(optimizer.state_dict()["state"]),
                 ema=copy.deepcopy(ema.average))
 
 
-def restore(state, model, optimizer, ema, steps):
-    """Bring model, optimiser and average to where a state ended; an epoch has so many steps."""
+def restore(state, model, optimizer, ema):
+    """Bring model, optimiser and average to where a state ended."""
     model.load_state_dict(state["model"])
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
-    saved = copy.deepcopy(state["optimizer"])
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict(dict(state=saved, param_groups=groups))
-    for average, value in zip(ema.average, state["ema"]):
-        average.copy_(value)
-    ema.steps = state["epoch"] * steps
+    moments = copy.deepcopy(state["optimizer"])
+    optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
+    torch._foreach_copy_(ema.average, state["ema"])
+    ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
 
-def check_state(state, model, optimizer, validate, steps):
-    """Raise ValueError unless a state is one that this training, of so many steps an epoch, yields.
+def check_state(state, model, optimizer, validate):
+    """Raise ValueError unless a state is one that this training may have yielded.
 
-    It is compared, entry by entry, with the form of a state of the same epoch.
+    It is compared with the form of a state of the same epoch, made here.
     """
-    found = describe(state)
-    epoch = found.get("state['epoch']")
-    epochs = [str(number) for number in range(1, model.settings.epochs + 1)]
-    if epoch not in epochs:
-        raise ValueError("cannot resume: the epoch of the state must be a whole number from 1 to "
-                         f"{len(epochs)}, got {epoch}")
-    epochs = epochs[:int(epoch)]
     weights = model.state_dict()
-    rows = [dict(epoch=number, loss=0.0, validation=0.0 if validate else math.nan, seconds=0.0)
-            for number in range(1, len(epochs) + 1)]
-    moments = {}
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for index, weight in enumerate(parameters):
-        if f"state['optimizer'][{index}]" in found:  # a frozen parameter has no entry
+    row = dict(loss=0.0, validation=0.0 if validate else math.nan, seconds=0.0)
+    moments = {}
+    try:
+        epochs = range(1, min(state["epoch"], model.settings.epochs) + 1)
+        best_epoch = int(state["best"]["epoch"])
+        for index, moment in state["optimizer"].items():  # a frozen parameter has no entry
+            weight = parameters[index]
             moments[index] = dict(step=torch.zeros(()), exp_avg=weight, exp_avg_sq=weight)
-    expected = describe(dict(epoch=len(epochs), history=rows, best=dict(epoch=1, model=weights),
-                             model=weights, optimizer=moments, ema=[*model.parameters()]))
-    best_epoch = "state['best']['epoch']"
-    if found.get(best_epoch) in epochs:
-        expected[best_epoch] = found[best_epoch]
-    for name in [*expected, *found]:
-        if found.get(name) != expected.get(name):
-            raise ValueError(f"cannot resume: {name} must be {expected.get(name, 'left out')}, got "
-                             f"{found.get(name, 'nothing')[:60]}; give a state that this training "
-                             "yielded, or begin anew")
-    for moment in state["optimizer"].values():
-        check_value("the step of Adam in the state", float(moment["step"]), float, least=1,
-                    below=len(epochs) * steps + 1)
+        form = dict(epoch=len(epochs), history=[dict(epoch=epoch, **row) for epoch in epochs],
+                    best=dict(epoch=best_epoch, model=weights), model=weights, optimizer=moments,
+                    ema=[*model.parameters()])
+        steps = [int(moment["step"]) for moment in state["optimizer"].values()]
+        fits = form_of(state) == form_of(form) and best_epoch in epochs and min(steps) > 0
+    except Exception:  # a state from elsewhere may hold anything
+        fits = False
+    if not fits:
+        raise ValueError("cannot resume: state must be one that this training yielded, with the "
+                         f"same data, model and settings and at most {model.settings.epochs} "
+                         "epochs: give such a state, or begin anew")
 
 
-def describe(value, name="state"):
-    """Return {name: form} of all that nested dicts and lists hold.
-
-    The form of a tensor is its type and shape, that of a finite float "a number"; other values,
-    such as whole numbers, stand for themselves.
-    """
-    if torch.is_tensor(value):
-        return {name: f"{value.dtype} {tuple(value.shape)}"}
-    if isinstance(value, float) and math.isfinite(value):
-        return {name: "a number"}
+def form_of(value):
+    """Return the types and shapes of all that nested dicts and lists hold, and whole numbers."""
     if isinstance(value, dict):
-        forms = {name: "a dict"}
-        parts = value.items()
-    elif isinstance(value, list):
-        forms = {name: "a list"}
-        parts = enumerate(value)
-    else:
-        return {name: repr(value)}
-    for key, part in parts:
-        forms |= describe(part, f"{name}[{key!r}]")
-    return forms
+        return {key: form_of(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [form_of(part) for part in value]
+    if torch.is_tensor(value):
+        return value.dtype, value.shape
+    if isinstance(value, float):
+        return float, math.isfinite(value)
+    return type(value), value
 
 
 class EMA:
@@ -1209,16 +1170,6 @@ class EMA:
         self.steps += 1
         decay = min(self.greatest, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(self.average, self.weights, 1 - decay)
-
-    @contextmanager
-    def exchange(self):
-        """Give the model the average as its weights inside, and its own back after."""
-        trained = [weight.clone() for weight in self.weights]
-        try:
-            torch._foreach_copy_(self.weights, self.average)
-            yield
-        finally:
-            torch._foreach_copy_(self.weights, trained)
 
 
 def adam(model, device):
@@ -1342,8 +1293,10 @@ def sweep(model, features, targets, seen, candidates, topk=1):
     blocks = {}
     for name, mask in candidates.items():
         allowed = torch.as_tensor(mask.ravel(), device=device)
-        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
         hidden[name] = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
+        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
+        if not len(columns[name]):  # any column will do: BiasSweep ignores it
+            columns[name] = columns[name].new_zeros(1)
         blocks[name] = []
     for _, scores in score_blocks(model, features):
         for name in candidates:
@@ -1439,11 +1392,11 @@ def rank_compositions(model, features, *, k, candidates=None, bias=0.0, seen=Non
     k = check_value("k", k, int, least=1)
     bias = check_value("bias", bias, float)
     features = as_features(model, features)
-    allowed = torch.as_tensor(candidates_of(model, candidates).ravel())
-    offset = torch.where(allowed, 0.0, -torch.inf)
+    allowed = candidates_of(model, candidates)
+    offset = np.where(allowed, 0.0, -np.inf)
     if bias:
-        offset += bias * torch.as_tensor(~seen_of(model, seen).ravel())
-    offset = offset.to(features.device)
+        offset[~seen_of(model, seen)] += bias
+    offset = torch.as_tensor(offset.ravel()).to(features)
     k = min(k, int(allowed.sum()))
     blocks = []
     for _, scores in score_blocks(model, features):
@@ -1469,6 +1422,7 @@ def save(model, path_or_file, **extra):
         OSError: the file cannot be written.
     """
     contents = dict(format=FORMAT, model_settings=asdict(model.settings),
+                    vectors=[model.states.detach(), model.objects.detach()],
                     feature_dim=model.feature_dim, weights=model.state_dict(),
                     seen=None if model.seen is None else model.seen.cpu(),
                     history=model.history, extra=extra)
@@ -1508,11 +1462,9 @@ def load(path, device="cpu"):
         if contents.get("format") != FORMAT:
             raise ValueError(f"its format is {contents.get('format')}, here {FORMAT}")
         settings = Settings(**contents["model_settings"])
-        weights = contents["weights"]
-        first = "members.0." if settings.members > 1 else ""
-        states = weights[f"{first}states"]
-        model = build(states, weights[f"{first}objects"], contents["feature_dim"], settings)
-        model.to(states.dtype).load_state_dict(weights)
+        states, objects = contents["vectors"]
+        model = build(states, objects, contents["feature_dim"], settings).to(states.dtype)
+        model.load_state_dict(contents["weights"])
         for member in getattr(model, "members", [model]):
             member.seen = contents["seen"]
         model.history = contents["history"]

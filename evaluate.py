@@ -129,9 +129,9 @@ class BiasSweep:
         Args:
             seen_scores: (B, min(k, P)) float, the k best scores of seen candidates, best first.
                 Where there are fewer candidates, the further entries are ignored.
-            seen_columns: (B, min(k, P)) int, their columns.
+            seen_columns: (B, min(k, P)) int, their columns, all different in a row.
             unseen_scores: (B, min(k, P)) float, the k best scores of unseen candidates.
-            unseen_columns: (B, min(k, P)) int, their columns.
+            unseen_columns: (B, min(k, P)) int, their columns, all different in a row.
             target: (B,) int in [0, P), the columns of the truth.
 
         Raises:
@@ -460,9 +460,9 @@ def _best(block, top, group, k):
 
 
 def _levels(columns, feasibility, steps):
-    """Return how T ascending thresholds, `steps`, remove the unseen candidates `columns` (U,).
+    """Sort unseen candidates, `columns` (U,), by the last of T ascending `steps` to keep them.
 
-    Returns the level (P,) of each column, which is the last step that keeps it, -1 if it never
+    Return the level (P,) of each column, which is the last step that keeps it, -1 if it never
     competes; the columns by ascending level; and starts (T,): columns[starts[i]:] remain at step i.
     """
     level = np.full(len(feasibility), -1)
@@ -500,7 +500,7 @@ def _checked_best(name, scores, columns, group, shape):
     columns[:, filled:] = -1
 
     good = (np.abs(scores) < LIMIT) & np.isin(columns, group)
-    good[:, filled:] = True
+    good[:, filled:] = True  # padding
     good[:, 1:] &= scores[:, 1:] <= scores[:, :-1]
     if not good.all():
         raise ValueError(f"{name} row {good.all(axis=1).argmin()} must hold finite scores of "
@@ -512,10 +512,10 @@ def _summarize(seen_scores, seen_columns, unseen_scores, unseen_columns, target,
     """Return the numbers (8, B) that decide at every bias, from the (B, k) best of both groups.
 
     Seen rank i and unseen rank k-1-i compete for one place of the top k; the seen one holds it for
-    biases up to crossing[:, i]. A prediction is judged by its composition, its state and its
-    object: equal `codes`, (P,) each, the last two nan if not known. It is right up to one bias
-    because of a seen column (-inf if at none), and above another because of an unseen one (inf if
-    at none).
+    biases up to crossing[:, i]. A column is right if it has the truth's code; `codes` are (P,)
+    each, for compositions, states and objects (without the last two their rows are nan). A
+    prediction is right up to one bias because of a seen column (-inf if at none), and above another
+    because of an unseen one (inf if at none).
     """
     summary = np.full((ROWS, len(target)), np.nan)
     crossing = _crossings(seen_scores, unseen_scores[:, ::-1])
@@ -705,7 +705,7 @@ def _draws(images, unit, average):
 def _with_intervals(metrics, images, confidence, unit, average):
     """Return the values of metrics(counts, weights), with `_low` and `_high` for a confidence.
 
-    Returns a dict of floats and, by name, the resampled values, ascending, without nan.
+    Return a dict of floats and, by name, the resampled values, ascending, without nan.
     """
     # Computed when they are asked for: first with each image once, then for the resamples.
     computed = (metrics(*drawn) for drawn in _draws(images, unit, average))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from compcos import (TrainingSettings, as_mask, as_word_vectors, seen_columns, seen_of, setting,
+from compcos import (TrainingSettings, as_mask, as_word_vectors, seen_of, setting,
                      split_linear)
 from feasibility import feasibility_scores
 from lab import results, run
@@ -110,7 +110,9 @@ class BaselineModel(nn.Module):
         """
         seen = as_mask("seen", seen, len(self.states), len(self.objects))
         self.seen = torch.as_tensor(seen, device=self.states.device)
-        self.seen_compositions, self.seen_place = seen_columns(self.seen.flatten())  # (P,), (C,)
+        flat = self.seen.flatten()
+        self.seen_compositions = flat.nonzero().squeeze(1)  # (P,)
+        self.seen_place = flat.cumsum(0) - 1                # (C,) among these
         return self
 
     def forward(self, features):
@@ -586,15 +588,16 @@ class TMN(BaselineModel):
 
     def compositions(self):
         """Return the gates of every composition."""
-        count = len(self.states) * len(self.objects)
-        return self.gated(torch.arange(count, device=self.states.device))
+        return self.gated(torch.arange(len(self.states) * len(self.objects),
+                                       device=self.states.device))
 
     def score(self, features, compositions):
         """Return scores (B, S, O) of images (B, F), in evaluation mode."""
         blocks = []
         for images in features.split(128):
-            # The images come last, for long products, and some compositions at a time.
-            first = self.first_layer(images).permute(1, 2, 0)                     # (K, w, B)
+            # The images come last, for long products, and some compositions at a time. Contiguous
+            # outputs are shared by these; others would be copied for each of them.
+            first = self.first_layer(images).permute(1, 2, 0).contiguous()        # (K, w, B)
             size = chunk_size(first)
             scores = []
             for gates in zip(*[gate.split(size) for gate in compositions]):

@@ -190,7 +190,7 @@ def test_two_threads_do_not_race():
         with reproducible(torch.device("cpu"), 0):
             model = baselines.AttributesAsOperators(
                 torch.randn(2, 100), torch.randn(3, 100), 8, settings)
-            model.prepare(torch.ones(2, 3) > 0)
+            model.prepare(torch.ones(2, 3).bool())
             list(train_epochs(model, torch.randn(256, 8), torch.randint(6, (256,))))
         weights.append(model.operators)
     torch.set_num_threads(1)
