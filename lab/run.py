@@ -47,8 +47,8 @@ examples:
 OTHER_VECTORS = ["fasttext", "word2vec"]
 # The datasets whose default recipe is the paper's, and their word vectors by default. A dataset's
 # own vectors.txt comes first.
-PAPER_VECTORS = {"mitstates": OTHER_VECTORS, "utzappos": ["word2vec"], "cgqa": ["word2vec"],
-                 "shapes": OTHER_VECTORS}
+VECTORS = {"mitstates": OTHER_VECTORS, "utzappos": ["word2vec"], "cgqa": ["word2vec"],
+           "shapes": OTHER_VECTORS}
 
 
 # ---- the inputs ----
@@ -696,7 +696,7 @@ def settings_changes(options, settings_class):
 
 def default_vectors(dataset):
     """Return the sources of the word vectors that CompCos uses by default."""
-    return PAPER_VECTORS.get(dataset, OTHER_VECTORS)
+    return VECTORS.get(dataset, OTHER_VECTORS)
 
 
 def compcos_settings(recipe, dataset, changes):
@@ -709,7 +709,7 @@ def compcos_settings(recipe, dataset, changes):
 
 def default_recipe(dataset):
     """Return the recipe of a dataset: the paper's for its own and the built-in one, else strong."""
-    return "paper" if dataset in PAPER_VECTORS else "strong"
+    return "paper" if dataset in VECTORS else "strong"
 
 
 @shell.command
