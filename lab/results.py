@@ -1,4 +1,4 @@
-"""The results of a run: its candidate sets, its folder, its files and its tables.
+"""The results of a run: candidate sets, folders, files and tables.
 
 N test images, S states, O objects, C = S*O compositions, (s, o) at s*O + o. Fractions in files,
 percent in print.
@@ -30,9 +30,9 @@ FEW = 20      # fewer give a rough one
 
 
 def candidate_sets(seen, listed, feasibility, threshold):
-    """Return the compositions that may be answered, {name: (C,) bool}.
+    """Return the sets of compositions that may be answered, {name: (C,) bool}.
 
-    A further set is one more entry. It must hold all seen compositions.
+    A further set is one more entry here. Each set must hold all seen compositions.
 
     Args:
         seen: (S, O) bool.

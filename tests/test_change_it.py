@@ -20,23 +20,20 @@ ROOT = Path(__file__).parent.parent
 EDITS = {  # file -> (line before which text goes, text)
     "compcos.py": [
         ("    margin: float = setting(",
-         '    smoothing: float = setting(0.0, 0.1, "label smoothing", least=0, below=1)\n'),
-        ('    "shapes": dict(', '    "birds": dict(scale=50.0),\n'),
-        ("    return nnf.cross_entropy(",
-         '    losses = nnf.cross_entropy(logits, target, reduction="none")\n'
-         "    return (1 - (-losses).exp()) ** 2 * losses\n")],
+         '    slack: float = setting(0.0, 0.1, "what it does", least=0, below=1)\n'),
+        ('    "shapes": dict(', '    "plants": dict(scale=50.0),\n')],
     "evaluate.py": [
         ("def _bias_of_entry", "_plain_metrics = _metrics\n\n\ndef _metrics(*given):\n"
          "    values = _plain_metrics(*given)\n"
          "    return values | dict(gap=values['best_seen'] - values['best_unseen'])\n\n\n")],
-    "feasibility.py": [('    "max": np.maximum,', '    "least": np.minimum,\n')],
-    "data.py": [("DOWNLOADED = ", 'FOLDERS["birds"] = "toy"\n')],
+    "feasibility.py": [("def feasibility_scores(", 'MIXES["least"] = np.minimum\n\n\n')],
+    "data.py": [("DOWNLOADED = ", 'FOLDERS["plants"] = "toy"\n')],
     "lab/results.py": [
         ('        "open_masked": hard', '        "seen_only": seen.ravel().copy(),\n'),
         ("def describe_run", 'COLUMNS["Gap"] = "gap"\n\n\n')],
     "lab/baselines.py": [("# What datasets change", 'MODELS["mine"] = VisProd\n\n')]}
-UNHARMED = ["tests/test_results.py", "tests/test_answers.py", "tests/test_feasibility.py"]
-CHOICE = "table or says_of or files_of or saved_scores or recipes or settings or mix or defaults"
+UNHARMED = ["tests/test_results.py", "tests/test_answers.py", "tests/test_settings.py"]
+CHOICE = "table or says_of or files_of or saved_scores or wrong_type or one_line"
 
 
 def insert(path, anchor, text):
@@ -66,14 +63,14 @@ def called(folder, *arguments):
 
 
 def test_documented_edits_work_and_break_no_test(copied, tmp_path):
-    given = ["--dataset", "birds", "--data-root", tmp_path, "--device", "cpu", *SHORT]
+    given = ["--dataset", "plants", "--data-root", tmp_path, "--device", "cpu", *SHORT]
     command = ["compcos.py", *given, "--out", "run", "--mix", "least"]
-    printed = called(copied, *command, "--smoothing", 0.2)
+    printed = called(copied, *command, "--slack", 0.2)
     assert "\nseen_only " in printed and "    Gap" in printed, printed
     settings = metrics_of(copied / "run")["settings"]
-    assert (settings["smoothing"], settings["mix"], settings["recipe"]) == (0.2, "least", "strong")
-    refused = called(copied, *command, "--smoothing", 0.1, "--resume")
-    assert "it was trained with smoothing=0.2, this command has smoothing=0.1" in refused
+    assert (settings["slack"], settings["mix"], settings["recipe"]) == (0.2, "least", "strong")
+    refused = called(copied, *command, "--slack", 0.1, "--resume")
+    assert "it was trained with slack=0.2, this command has slack=0.1" in refused
     printed = called(copied, "-m", "pytest", "-k", CHOICE, *UNHARMED)
     assert " passed" in printed and "failed" not in printed and "error" not in printed, printed
 
@@ -107,10 +104,10 @@ def test_a_model_of_ones_own_runs(toy, tmp_path, monkeypatch):
 
 def test_a_dataset_with_a_name_of_its_own(toy, tmp_path, monkeypatch):
     """A line in data.FOLDERS; an entry of DATASET_SETTINGS leaves its recipe as it is."""
-    monkeypatch.setitem(data.FOLDERS, "birds", "toy")
+    monkeypatch.setitem(data.FOLDERS, "plants", "toy")
     options = ["--data-root", tmp_path, "--epochs", 1]
-    plain = metrics_of(run("birds", tmp_path / "plain", *options))["settings"]
-    monkeypatch.setitem(compcos.DATASET_SETTINGS, "birds", dict(scale=50.0))
-    assert metrics_of(run("birds", tmp_path / "entry", *options))["settings"] == plain
-    found = metrics_of(run("birds", tmp_path / "paper", *options, "--recipe", "paper"))["settings"]
+    plain = metrics_of(run("plants", tmp_path / "plain", *options))["settings"]
+    monkeypatch.setitem(compcos.DATASET_SETTINGS, "plants", dict(scale=50.0))
+    assert metrics_of(run("plants", tmp_path / "entry", *options))["settings"] == plain
+    found = metrics_of(run("plants", tmp_path / "paper", *options, "--recipe", "paper"))["settings"]
     assert (plain["recipe"], found["recipe"], found["scale"]) == ("strong", "paper", 50.0)

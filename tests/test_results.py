@@ -203,7 +203,7 @@ def test_no_run_removes_another(toy, tmp_path, capsys):
             (out, ["--seed", 3], taken), (single, [], taken), (single, ["--seed", 0, 1], taken),
             (single, ["--seed", 0, 1, "--resume"], "single seed, which further seeds cannot join"),
             (single, ["--seed", 1, "--resume"], "with seed=0, this command has seed=1"),
-            (single, ["--resume", "--epochs", 2], "from 1 to 2, got 4"),
+            (single, ["--resume", "--epochs", 2], "and at most 2 "),
             (out, ["--seed", 0, 1, "--resume", "--margin", 0.1], "margin="),
             (out, ["--seed", 7, "--resume", "--epochs", 5], "with epochs=4, this command has ")):
         assert message in refused_run(capsys, toy, folder, *options)
