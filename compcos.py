@@ -59,8 +59,9 @@ def setting(paper, strong=None, help="", *, choices=None, least=-math.inf, above
     """
     if strong is None:
         strong = paper
+    limits = dict(least=least, above=above, below=below)
     return field(default=paper, metadata=dict(strong=strong, help=help, choices=choices,
-                                              least=least, above=above, below=below))
+                                              limits=limits))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class TrainingSettings:
     """Settings of the training of any model.
 
     Each setting is one line; its command-line option, its check and its record are made from it.
+
+    Raises:
+        ValueError: a value of another type or out of range.
     """
 
     world: str = setting("open", help="compositions that compete in training: all (open), or only "
@@ -90,14 +94,25 @@ class TrainingSettings:
 
     @classmethod
     def strong(cls, **changes):
-        """Return the strong recipe with some settings changed."""
+        """Return the strong recipe with some settings changed.
+
+        Args:
+            changes: settings by name.
+
+        Raises:
+            ValueError: a value of another type or out of range.
+        """
         recipe = {declared.name: declared.metadata["strong"] for declared in fields(cls)}
         return cls(**recipe | changes)
 
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):
-    """Settings of CompCos. The defaults are the paper's recipe for MIT-States."""
+    """Settings of CompCos. The defaults are the paper's recipe for MIT-States.
+
+    Raises:
+        ValueError: a value of another type or out of range.
+    """
 
     members: int = setting(1, 4, "models that are trained apart and whose scores are averaged",
                            least=1)
@@ -130,13 +145,14 @@ class Settings(TrainingSettings):
 
         Args:
             dataset: "mitstates", "utzappos", "cgqa", "shapes", or "folder" for data of one's own.
+            changes: settings by name.
 
         Raises:
-            ValueError: another dataset.
+            ValueError: another dataset, or a value of another type or out of range.
         """
         if dataset not in DATASET_SETTINGS:
             raise ValueError(f"dataset must be one of {', '.join(DATASET_SETTINGS)}, got "
-                             f"{dataset!r}; 'folder' serves all others")
+                             f"{dataset!r}; use 'folder' for all others")
         return cls(**DATASET_SETTINGS[dataset] | changes)
 
 
@@ -152,54 +168,84 @@ DATASET_SETTINGS = {
 
 
 def check_setting(declared, value):
-    """Return a setting's value as a plain int, float, bool or str; ValueError outside its range."""
+    """Return the value of a setting, a dataclass field, as `check_value` returns it."""
     rule = declared.metadata
-    kind = declared.type
-    python_kind = {int: numbers.Integral, float: numbers.Real, bool: (bool, np.bool_)}.get(kind, kind)
-    fits = isinstance(value, python_kind) and isinstance(value, bool) <= (kind is bool)
-    expected = {int: "a whole number", float: "a number", bool: "True or False"}.get(kind)
-    if rule["choices"]:
-        fits = fits and value in rule["choices"]
-        expected = f"one of {', '.join(rule['choices'])}"
-    elif fits and kind is not bool:
-        fits = rule["least"] <= value < rule["below"] and value > rule["above"]
-        limits = {"at least": rule["least"], "above": rule["above"], "below": rule["below"]}
+    return check_value(declared.name, value, declared.type, rule["choices"], **rule["limits"])
+
+
+# ---- arguments ----
+
+
+KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
+         bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}
+
+
+def check_value(name, value, kind, choices=None, *, least=-math.inf, above=-math.inf,
+                below=math.inf):
+    """Return a value as a plain int, float, bool or str; ValueError outside its range.
+
+    Numbers of NumPy become Python's, which JSON files hold.
+    """
+    accepted, expected = KINDS[kind]
+    fits = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if choices:
+        expected = f"one of {', '.join(choices)}"
+        fits = fits and value in choices
+    elif fits and not (least <= value < below and value > above):  # nan is never in range
+        limits = {"at least": least, "above": above, "below": below}
         given = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
-        expected = " and ".join(given)
+        expected = " and ".join(given) or expected
+        fits = False
     if not fits:
-        raise ValueError(f"{declared.name} must be {expected}, got {value!r}")
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     return kind(value)
 
 
-# ---- arrays ----
-
-
-def as_tensor(values, device=None):
-    """Return numbers as a tensor on a device; ValueError for what is no array of numbers."""
+def as_tensor(values, device=None, name="values"):
+    """Return numbers as a tensor on a device; ValueError for anything but an array of numbers."""
     if not torch.is_tensor(values):
         array = np.array(values)
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"expected an array of real numbers, got {array.dtype} of shape "
+            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype} of shape "
                              f"{array.shape}")
-        if array.dtype.itemsize == 16:  # long doubles, which torch does not have
-            array = array.astype(np.float64)
         values = torch.as_tensor(array)
     return values.to(device=device)
 
 
-def as_features(model, features):
-    """Return images (N, F) as finite numbers of the model's type, on its device."""
-    features = as_tensor(features, model.states.device).to(model.states.dtype)
-    if features.ndim != 2 or not len(features) or features.shape[1] != model.feature_dim:
-        raise ValueError(f"features must have the shape (N, {model.feature_dim}) with N of at "
-                         f"least 1, got {tuple(features.shape)}")
-    if not features.isfinite().all():
-        row = int((~features.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"features must be finite, got nan or infinity in row {row}")
+def check_shape(name, array, *shapes):
+    """Raise ValueError unless an array has one of these shapes; a letter is any length above 0."""
+    for shape in shapes:
+        fits = [length > 0 if isinstance(size, str) else length == size
+                for size, length in zip(shape, array.shape)]
+        if len(shape) == array.ndim and all(fits):
+            return
+    expected = " or ".join(str(tuple(shape)).replace("'", "") for shape in shapes)
+    raise ValueError(f"{name} must have the shape {expected}, got {tuple(array.shape)}")
+
+
+def check_rows(name, rows):
+    """Raise ValueError unless all numbers of (N, ...) are finite."""
+    finite = rows.isfinite().flatten(1).all(1)
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got nan or infinity in row "
+                         f"{int(finite.int().argmin())}")
+
+
+def as_images(model, features):
+    """Return images (N, F) as numbers of the model's type, on its device."""
+    features = as_tensor(features, model.states.device, "features").to(model.states.dtype)
+    check_shape("features", features, ("N", model.feature_dim))
     return features
 
 
-def as_targets(targets, states, objects, count=None):
+def as_features(model, features):
+    """Return images (N, F) as finite numbers of the model's type, on its device."""
+    features = as_images(model, features)
+    check_rows("features", features)
+    return features
+
+
+def as_targets(targets, states, objects, count="N"):
     """Return targets as indices (N,), an int64 tensor on the CPU.
 
     Args:
@@ -207,40 +253,47 @@ def as_targets(targets, states, objects, count=None):
         states, objects: S and O.
         count: N, where it is known.
     """
-    pairs = as_tensor(targets, "cpu").double()
-    if pairs.ndim == 1:
-        pairs = torch.stack([pairs // objects, pairs % objects], 1)
-    if pairs.shape[1:] != (2,) or len(pairs) != (count or len(pairs)) or not len(pairs):
-        raise ValueError(f"targets must have the shape (N,) or (N, 2), with N = {count or 'some'} "
-                         f"images, got {tuple(as_tensor(targets).shape)}")
-    limits = torch.tensor([states, objects])
-    fits = ((pairs >= 0) & (pairs < limits) & (pairs == pairs.round())).all(1)
-    if not fits.all():
-        row = int(fits.logical_not().nonzero()[0])
-        raise ValueError(f"targets must be whole numbers s * O + o with s below S = {states} and o "
-                         f"below O = {objects}, or pairs (s, o), got {targets[row]} in row {row}")
-    pairs = pairs.long()
-    return pairs[:, 0] * objects + pairs[:, 1]
+    values = as_tensor(targets, "cpu", "targets").double()
+    check_shape("targets", values, (count,), (count, 2))
+    limits = torch.tensor(states * objects)
+    if values.ndim == 2:
+        limits = torch.tensor([states, objects])
+    wrong = values[(values < 0) | (values >= limits) | (values != values.floor())
+                   | values.isnan()]
+    if len(wrong):
+        raise ValueError("targets must be whole numbers s * O + o, or pairs (s, o), with s below "
+                         f"{states} and o below {objects}, got {wrong[0]:g}")
+    values = values.long()
+    if values.ndim == 2:
+        values = values[:, 0] * objects + values[:, 1]
+    return values
+
+
+def check_seen(seen, targets):
+    """Raise ValueError unless targets (N,) are all seen, by a mask (S, O)."""
+    unseen = targets[~seen.flatten()[targets]]
+    if len(unseen):
+        raise ValueError(f"targets must be seen compositions, got the unseen index {unseen[0]}")
 
 
 def as_mask(name, mask, states, objects):
     """Return a mask of compositions, bool of shape (S, O) or (C,), as a new array (S, O)."""
-    mask = as_tensor(mask, "cpu").numpy().copy()
-    if mask.dtype != bool or mask.shape not in ((states, objects), (states * objects,)):
-        raise ValueError(f"{name} must be bool of shape ({states}, {objects}) or "
-                         f"({states * objects},), got {mask.dtype} of shape {mask.shape}")
-    if not mask.any():
-        raise ValueError(f"{name} must hold at least one True")
-    return mask.reshape(states, objects)
+    mask = as_tensor(mask, "cpu", name)
+    check_shape(name, mask, (states, objects), (states * objects,))
+    if mask.dtype != torch.bool or not mask.any():
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} with "
+                         f"{mask.count_nonzero()} entries that are not 0")
+    return mask.reshape(states, objects).numpy().copy()
 
 
 def as_word_vectors(state_vectors, object_vectors):
     """Return word vectors as new float32 tensors, (S, V) and (O, V)."""
-    states = as_tensor(state_vectors, "cpu").float().clone()
-    objects = as_tensor(object_vectors, "cpu").float().clone()
-    if states.ndim != 2 or objects.ndim != 2 or states.shape[1] != objects.shape[1]:
-        raise ValueError("state_vectors and object_vectors must have the shapes (S, V) and (O, V) "
-                         f"with one V, got {tuple(states.shape)} and {tuple(objects.shape)}")
+    states = as_tensor(state_vectors, "cpu", "state_vectors").float().clone()
+    objects = as_tensor(object_vectors, "cpu", "object_vectors").float().clone()
+    check_shape("state_vectors", states, ("S", "V"))
+    check_shape("object_vectors", objects, ("O", states.shape[1]))
+    check_rows("state_vectors", states)
+    check_rows("object_vectors", objects)
     return states, objects
 
 
@@ -261,17 +314,28 @@ def seen_of(model, seen=None):
     return as_mask("seen", seen, len(model.states), len(model.objects))
 
 
+def candidates_of(model, candidates=None):
+    """Return a mask of candidates (S, O) as an array; None: all compositions."""
+    shape = (len(model.states), len(model.objects))
+    if candidates is None:
+        return np.ones(shape, bool)
+    return as_mask("candidates", candidates, *shape)
+
+
 def pick_device(name="auto"):
     """Return the torch.device of a name; "auto" is the best one of this machine.
 
     Under torchrun "auto" and "cuda" are the GPU of this process.
 
+    Args:
+        name: "auto", "cpu", "cuda", "cuda:1", "mps", or a torch.device.
+
     Raises:
         ValueError: the device is not available.
     """
     if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = found.type if found else "cpu"
+        best = torch.accelerator.current_accelerator(check_available=True)
+        name = best.type if best else "cpu"
     try:
         if name == "cuda" and "LOCAL_RANK" in os.environ:
             name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
@@ -296,13 +360,13 @@ class CompCos(nn.Module):
     A parameter that is made here and used in `composition_scores` or `image_losses` is trained.
 
     Args:
-        state_vectors: word vectors (S, V), one for each state.
-        object_vectors: word vectors (O, V), one for each object.
-        feature_dim: F, the numbers of an image.
+        state_vectors: word vectors (S, V), one for each state, finite.
+        object_vectors: word vectors (O, V), one for each object, finite.
+        feature_dim: F, the numbers of an image, at least 1.
         settings: the Settings; the paper's by default.
 
     Raises:
-        ValueError: vectors of other shapes.
+        ValueError: vectors of other shapes, or not finite.
     """
 
     def __init__(self, state_vectors, object_vectors, feature_dim, settings=Settings()):
@@ -326,45 +390,74 @@ class CompCos(nn.Module):
     # ---- scoring ----
 
     def forward(self, features):
-        """Return the cosines (B, S, O) of images (B, F) with every composition.
+        """Return the scores of images with every composition; see `score`.
 
-        No matrix of composition embeddings is made. For images of unit length, cosines lie in
-        [-1, 1] in evaluation mode. Where the two halves of φ(s, o) nearly cancel, with ε = |a_s +
-        b_o| / |a_s|, float32 leaves an error of about 2e-7 / ε, as in the plain form.
+        No matrix of composition embeddings is made. Where the two parts of φ(s, o) nearly cancel,
+        with ε = |a_s + b_o| / |a_s|, float32 leaves an error of about 2e-7 / ε, as in the plain
+        form.
+
+        Args:
+            features: numbers (B, F).
+
+        Returns:
+            A tensor (B, S, O), cosines in [-1, 1] in evaluation mode.
         """
         return self.score(features, self.compositions())
 
     def cosines(self, features, pairs):
-        """Return the cosines (B, P) of images (B, F) with chosen compositions, pairs (P, 2)."""
+        """Return the scores of images with chosen compositions.
+
+        Args:
+            features: numbers (B, F).
+            pairs: whole numbers (P, 2), state and object.
+
+        Returns:
+            A tensor (B, P).
+        """
         return self.score(features, self.compositions(), pairs)
 
     def score(self, features, compositions, pairs=None):
-        """Return scores (B, S, O) of images (B, F), or (B, P) with pairs (P, 2).
+        """Return the scores of images: cosines, as long as image embeddings are normalised.
 
-        `compositions` is what `compositions()` returns. Scores are cosines; with
-        `normalize_image_embeddings=False` they are |ω(x)| times the cosine.
+        With `normalize_image_embeddings=False` a score is |ω(x)| times the cosine.
+
+        Args:
+            features: numbers (B, F).
+            compositions: what `compositions()` returns.
+            pairs: whole numbers (P, 2), state and object; None: all compositions.
+
+        Returns:
+            A tensor (B, S, O), or (B, P) with pairs.
         """
         return self.composition_scores(self.embed_images(features), compositions, pairs)
 
     def embed_images(self, features):
-        """Return ω(x) (B, D) of images (B, F), of unit length.
+        """Return ω(x), the embeddings of images, of unit length.
 
         `normalize_image_embeddings=False` skips the normalisation, so the norm of ω(x) acts as
         confidence.
+
+        Args:
+            features: numbers (B, F).
+
+        Returns:
+            A tensor (B, D).
+
+        Raises:
+            ValueError: features of another shape.
         """
-        features = as_tensor(features, self.states.device).to(self.states.dtype)
-        if features.ndim != 2 or features.shape[1] != self.feature_dim:
-            raise ValueError(f"features must have the shape (B, {self.feature_dim}), got "
-                             f"{tuple(features.shape)}")
-        embedded = self.image_embedder(features)
+        embedded = self.image_embedder(as_images(self, features))
         if self.settings.normalize_image_embeddings:
             embedded = nnf.normalize(embedded)
         return embedded
 
     def compositions(self):
-        """Return what all images share: a (S, D), b (O, D) and 1 / |a_s + b_o| (S, O).
+        """Return what all images share in scoring.
 
         φ(s, o) = a_s + b_o, so no matrix of all compositions is needed.
+
+        Returns:
+            Tensors a (S, D), b (O, D) and 1 / |a_s + b_o| (S, O).
         """
         a, b = split_linear(self.projection, self.states, self.objects)
         # |a_s + b_o|² = |a_s|² + |b_o|² + 2 a_s·b_o, in float64: where a_s is nearly -b_o the sum
@@ -376,10 +469,17 @@ class CompCos(nn.Module):
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
     def composition_scores(self, images, compositions, pairs=None):
-        """Return the scores of embedded images (B, D), (B, S, O) or with pairs (P, 2) (B, P).
+        """Return the scores (x·a_s + x·b_o) / |a_s + b_o| of embedded images.
 
-        The score is (x·a_s + x·b_o) / |a_s + b_o|. Training and evaluation both take their scores
-        from here.
+        This is the place to change the scores: training and evaluation take them from here.
+
+        Args:
+            images: tensor (B, D), from `embed_images`.
+            compositions: what `compositions()` returns.
+            pairs: whole numbers (P, 2), state and object; None: all compositions.
+
+        Returns:
+            A tensor (B, S, O), or (B, P) with pairs.
         """
         a, b, inverse_length = compositions
         by_state = images @ a.T   # (B, S)
@@ -387,7 +487,7 @@ class CompCos(nn.Module):
         if pairs is None:
             scores = (by_state[:, :, None] + by_object[:, None, :]) * inverse_length  # (B, S, O)
         else:
-            state, object_ = as_tensor(pairs, a.device).T
+            state, object_ = as_tensor(pairs, a.device, "pairs").T
             column = state * len(b) + object_
             # Unlike by_state[:, state], an embedding look-up has a deterministic gradient on GPUs.
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
@@ -397,19 +497,29 @@ class CompCos(nn.Module):
         return scores
 
     def embed_compositions(self, pairs):
-        """Return φ in the plain form W [φ(s); φ(o)], (P, D) of unit length, of pairs (P, 2)."""
-        state, object_ = as_tensor(pairs, self.states.device).T
+        """Return φ(s, o) in the plain form W [φ(s); φ(o)], of unit length.
+
+        Args:
+            pairs: whole numbers (P, 2), state and object.
+
+        Returns:
+            A tensor (P, D).
+        """
+        state, object_ = as_tensor(pairs, self.states.device, "pairs").T
         words = [nnf.embedding(state, self.states), nnf.embedding(object_, self.objects)]
         return nnf.normalize(self.projection(torch.cat(words, dim=1)))
 
     def feasibility(self, seen=None):
-        """Return feasibility ρ (S, O) in [-1, 1] from the present embeddings (Eq. 3 to 5).
+        """Return feasibility ρ from the present embeddings (Eq. 3 to 5).
 
         Args:
             seen: (S, O) bool; None takes the model's own.
 
         Returns:
-            A float64 array; seen compositions are 1.
+            A float64 array (S, O) in [-1, 1]; seen compositions are 1.
+
+        Raises:
+            ValueError: no seen mask is known, or one of another shape.
         """
         return feasibility_scores(self.states, self.objects, seen_of(self, seen),
                                   mix=self.settings.mix)
@@ -434,66 +544,89 @@ class CompCos(nn.Module):
             ValueError: a mask of another shape or type, targets that are missing, out of range or
                 unseen.
         """
-        states = len(self.states)
-        objects = len(self.objects)
-        device = self.states.device
-        seen = as_mask("seen", seen, states, objects)
-        images = np.ones(seen.size)  # of each composition, at least 1
-        if targets is not None:
-            indices = as_targets(targets, states, objects).cpu().numpy()
-            if not seen.ravel()[indices].all():
-                raise ValueError("targets of training must be seen compositions, got the unseen "
-                                 f"index {indices[~seen.ravel()[indices]][0]}")
-            images = np.bincount(indices, minlength=seen.size).clip(1)
-        elif self.settings.logit_adjustment:
-            raise ValueError("prepare needs targets for the logit adjustment: call "
-                             "prepare(seen, targets)")
-        adjustment = np.log(images).reshape(seen.shape)
-        adjustment = self.settings.logit_adjustment * (adjustment - adjustment[seen].mean())
+        seen = as_mask("seen", seen, len(self.states), len(self.objects))
+        if targets is None:
+            if self.settings.logit_adjustment:
+                raise ValueError("targets must be given for the logit adjustment, got None: call "
+                                 "prepare(seen, targets)")
+            targets = np.flatnonzero(seen)
+        indices = as_targets(targets, *seen.shape).numpy()
+        check_seen(seen, indices)
+        # A composition without an image counts as one with one image.
+        images = np.bincount(indices, minlength=seen.size).clip(1).reshape(seen.shape)
+        adjustment = self.settings.logit_adjustment * (np.log(images) - np.log(images[seen]).mean())
 
         # Masks and offsets are made here and not in the loss: a captured step cannot index by a
         # mask, since the shape of the result would have to be read back.
+        device = self.states.device
         self.seen = torch.as_tensor(seen, device=device)
         self.offsets = torch.as_tensor(adjustment, dtype=self.states.dtype, device=device)
-        self.margins = torch.zeros_like(self.offsets)  # α·ρ
-        columns, self.seen_column = seen_columns(self.seen.flatten())       # (P,), (C,)
-        self.seen_pairs = torch.stack([columns // objects, columns % objects], 1)  # (P, 2)
-        self.seen_offsets = self.offsets.flatten()[columns]                  # (P,)
+        self.margins = torch.zeros_like(self.offsets)                 # α·ρ
+        self.seen_pairs = self.seen.nonzero()                         # (P, 2)
+        self.seen_offsets = self.offsets[self.seen]                   # (P,)
+        # The place of each composition among the seen, (C,); that of an unseen one is past the end.
+        place = self.seen.flatten().cumsum(0) - 1
+        self.seen_place = torch.where(self.seen.flatten(), place, len(self.seen_pairs))
         self.only_seen_compete = True  # until `after_epoch`
         return self
 
     def loss(self, features, target):
-        """Return the mean loss of images (B, F) with targets (B,) or (B, 2), a 0-dim tensor.
+        """Return the mean loss of images.
+
+        Args:
+            features: numbers (B, F).
+            target: (B,) indices s * O + o, or (B, 2) state and object.
+
+        Returns:
+            A 0-dim tensor.
 
         Raises:
             ValueError: `prepare` was not called, features of another width, targets out of range,
                 or unseen where only the seen compete.
         """
-        if self.offsets is None:
-            raise ValueError("loss needs a prepared model: call model.prepare(seen, targets) first")
+        check_prepared(self)
         target = as_targets(target, len(self.states), len(self.objects), len(features))
         target = target.to(self.seen.device)
-        if self.only_seen_compete and not self.seen.flatten()[target].all():
-            raise ValueError("targets must be seen compositions while only these compete, got an "
-                             "unseen one")
+        if self.only_seen_compete:
+            check_seen(self.seen, target)
         return self.loss_of(self.embed_images(features), self.compositions(), target)
 
     def loss_of(self, images, compositions, target):
-        """Return the mean loss of embedded images (B, D) with targets (B,), a 0-dim tensor."""
+        """Return the mean loss of embedded images.
+
+        Args:
+            images: tensor (B, D), from `embed_images`.
+            compositions: what `compositions()` returns.
+            target: int64 tensor (B,) on the model's device.
+
+        Returns:
+            A 0-dim tensor.
+        """
         if self.only_seen_compete:
             scores = self.composition_scores(images, compositions, self.seen_pairs)   # (B, P)
-            return compcos_loss(scores, self.seen_column[target], scale=self.settings.scale,
+            return compcos_loss(scores, self.seen_place[target], scale=self.settings.scale,
                                 offsets=self.seen_offsets)
         scores = self.composition_scores(images, compositions)                        # (B, S, O)
         return compcos_loss(scores, target, scale=self.settings.scale, seen=self.seen,
                             margin=self.margins, offsets=self.offsets)
 
     def backward(self, features, target):
-        """Add the gradients of `loss` to the parameters; return the loss, a 0-dim tensor.
+        """Add the gradients of `loss` to the parameters, computed for some images at a time.
 
-        The loss is computed for some images at a time, so the scores of a large batch are never
-        held at once.
+        The scores of a large batch are never held at once. Nothing is checked, since a captured
+        step cannot read values back.
+
+        Args:
+            features: tensor (B, F) on the model's device.
+            target: int64 tensor (B,) there, indices s * O + o.
+
+        Returns:
+            The loss, a 0-dim tensor.
+
+        Raises:
+            ValueError: `prepare` was not called, or features of another width.
         """
+        check_prepared(self)
         # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
         # chunks, which are then propagated to the parameters once.
         shared = [self.embed_images(features), *self.compositions()]
@@ -514,7 +647,10 @@ class CompCos(nn.Module):
     def after_epoch(self, epoch):
         """Set the margins α·ρ of the next epoch from the present embeddings (Eq. 8).
 
-        α grows linearly to `margin` at epoch `warmup`; epoch = 1, 2, ...
+        α grows linearly to `margin` at epoch `warmup`.
+
+        Args:
+            epoch: the epoch that has ended, 1, 2, ...
 
         Returns:
             True if the training step must be captured anew.
@@ -529,7 +665,14 @@ class CompCos(nn.Module):
         return was_first
 
     def parameter_groups(self, lr):
-        """Return Adam's two groups: word embeddings learn at `word_lr_factor` times the rate."""
+        """Return Adam's two groups: word embeddings learn at `word_lr_factor` times the rate.
+
+        Args:
+            lr: learning rate of all but the word embeddings, above 0.
+
+        Returns:
+            A list of two dicts, `params` and `lr`.
+        """
         words = []
         rest = []
         for name, weight in self.named_parameters():
@@ -543,10 +686,11 @@ class CompCos(nn.Module):
 class Ensemble(nn.Module):
     """Several CompCos, trained apart, whose scores are averaged. It is used as one model is.
 
-    Members differ in initial weights and dropout; they share the order of the images.
+    Members differ in initial weights and dropout; they share the order of the images. Methods take
+    and return what those of `CompCos` do.
 
     Args:
-        members: CompCos models of the same settings and sizes.
+        members: CompCos models of the same settings and sizes, at least one.
     """
 
     def __init__(self, members):
@@ -577,7 +721,7 @@ class Ensemble(nn.Module):
         return self.members[0].seen
 
     def compositions(self):
-        """Return what all images share, for each member."""
+        """Return what all images share in scoring, a list with an entry for each member."""
         return [member.compositions() for member in self.members]
 
     def score(self, features, compositions, pairs=None):
@@ -587,7 +731,7 @@ class Ensemble(nn.Module):
         return sum(scores) / len(scores)
 
     def feasibility(self, seen=None):
-        """Return the mean feasibility (S, O) of the members."""
+        """Return the mean feasibility of the members, an array (S, O)."""
         return np.mean([member.feasibility(seen) for member in self.members], axis=0)
 
     def prepare(self, seen, targets=None):
@@ -614,26 +758,34 @@ class Ensemble(nn.Module):
         return sum(losses)
 
     def after_epoch(self, epoch):
-        """Set the margins of each member from its own embeddings."""
-        for member in self.members:
-            is_another_step = member.after_epoch(epoch)
-        return is_another_step  # the same for all
+        """Set the margins of each member; return True if the step must be captured anew."""
+        return any([member.after_epoch(epoch) for member in self.members])
 
 
 def build(state_vectors, object_vectors, feature_dim, settings):
     """Return a new CompCos, or an Ensemble of `settings.members` of them.
 
     Args:
-        state_vectors, object_vectors: word vectors (S, V) and (O, V).
-        feature_dim: F, the numbers of an image.
+        state_vectors, object_vectors: word vectors (S, V) and (O, V), finite.
+        feature_dim: F, the numbers of an image, at least 1.
         settings: the Settings.
 
     Returns:
         A model on the CPU with random initial weights.
+
+    Raises:
+        ValueError: vectors of other shapes, or not finite.
     """
     members = [CompCos(state_vectors, object_vectors, feature_dim, settings)
                for _ in range(settings.members)]
     return members[0] if len(members) == 1 else Ensemble(members)
+
+
+def check_prepared(model):
+    """Raise ValueError unless a CompCos knows its training objective."""
+    if model.offsets is None:
+        raise ValueError("the model must be prepared before it is trained: call "
+                         "model.prepare(seen, targets) first")
 
 
 @contextmanager
@@ -661,7 +813,7 @@ def split_linear(linear, states, objects):
 # ---- the loss ----
 
 
-def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0):
+def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
     """Return the cross-entropy with feasibility margins on unseen compositions (Eq. 2, 7 and 8).
 
     The sign of the margin confuses people: a feasible composition has the LARGER margin, so its
@@ -680,60 +832,45 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         cosines: tensor (B, S, O), or (B, P) of chosen compositions.
         target: whole numbers (B,), s * O + o, or columns of the chosen.
         scale: 1 / T above 0, a number, or a 0-dim tensor that is learnt.
-        seen: bool of shape (S, O) or (P,); None: all of the chosen are seen.
+        seen: bool of shape (S, O) or (P,). None: all are seen; with the seen compositions chosen,
+            only these compete (Eq. 2).
         margin: α·ρ, of the shape of seen or a number, which lowers the cosines of unseen
-            compositions. None: only the seen compete.
-        offsets: added to the logits of the seen, of the shape of seen or a number; not in the paper.
+            compositions.
+        offsets: added to the logits of the seen (not in the paper), of the shape of seen or a
+            number.
 
     Returns:
         The mean over the images, a 0-dim tensor.
 
     Raises:
-        ValueError: other shapes, or an unseen target where only the seen compete.
+        ValueError: other shapes.
     """
-    target = as_tensor(target, cosines.device).long()
-    offsets = as_tensor(offsets, cosines.device)
+    target = as_tensor(target, cosines.device, "target").long()
+    offsets = as_tensor(offsets, cosines.device, "offsets")
     if seen is None:
         return image_losses(scale * cosines + offsets, target).mean()
-    seen = as_tensor(seen, cosines.device)
-    margins = as_tensor(0.0 if margin is None else margin, cosines.device)
-    if cosines.shape[1:] != seen.shape or margins.shape not in (seen.shape, ()):
-        raise ValueError("cosines, seen and margin must have the shapes (B, S, O), (S, O), (S, O), "
-                         f"or (B, P), (P,), (P,), got {tuple(cosines.shape)}, {tuple(seen.shape)}, "
-                         f"{tuple(margins.shape)}")
+    seen = as_tensor(seen, cosines.device, "seen")
+    margin = as_tensor(margin, cosines.device, "margin")
+    check_shape("seen", seen, cosines.shape[1:])
+    check_shape("margin", margin, seen.shape, ())
     # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-    added = torch.where(seen, offsets, -scale * margins).to(cosines.dtype)
-    logits = (scale * cosines + added).flatten(1)
-    if margin is None:
-        columns, seen_column = seen_columns(seen.flatten())
-        target = seen_column[target]
-        if (target == len(columns)).any():
-            raise ValueError("target must be seen compositions where margin is None, since then "
-                             "only these compete, got an unseen one")
-        logits = logits[:, columns]
-    return image_losses(logits, target).mean()
-
-
-def seen_columns(seen):
-    """Return the columns (P,) of the seen among (C,) bool, and each column's place among them (C,).
-
-    The place of an unseen column is P, which is past the end.
-    """
-    columns = seen.nonzero().squeeze(1)
-    place = torch.where(seen, seen.cumsum(0) - 1, len(columns))
-    return columns, place
+    added = torch.where(seen, offsets, -scale * margin).to(cosines.dtype)
+    return image_losses((scale * cosines + added).flatten(1), target).mean()
 
 
 def image_losses(logits, target):
-    """Return the loss of each image (B,), the cross-entropy of Eq. 2 and 7.
+    """Return the loss of each image, the cross-entropy of Eq. 2 and 7.
 
     This is the place to change the loss. Training passes some images of a batch at a time, so the
     loss of an image must not depend on the others.
 
     Args:
-        logits: (B, P) of the P compositions that compete, all finite: all compositions, or the seen
-            ones (in the closed world, and in the first epoch of the open world).
-        target: (B,) int64, the column of the true composition.
+        logits: tensor (B, P) of the P compositions that compete, all finite: all compositions, or
+            the seen ones (in the closed world, and in the first epoch of the open world).
+        target: int64 tensor (B,), the column of the true composition.
+
+    Returns:
+        A tensor (B,).
     """
     return nnf.cross_entropy(logits, target, reduction="none")
 
@@ -749,16 +886,16 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     other processes use the machine: otherwise idle threads of OpenMP take their time.
 
     Args:
-        features: numbers (N, F) of the training images, of any type.
+        features: numbers (N, F) of the training images, of any type, finite.
         targets: (N,) indices s * O + o, or (N, 2) state and object.
-        state_vectors, object_vectors: word vectors (S, V) and (O, V).
+        state_vectors, object_vectors: word vectors (S, V) and (O, V), finite.
         validation: (features, targets) whose exact AUC chooses the epoch, among all compositions,
             or in the closed world among those that training and validation show. Where validation
             shows only seen or only unseen compositions, their accuracy chooses. None: the last
             epoch is taken, and nothing stops early.
         seen: (S, O) bool, compositions seen in training; None: those with training images.
         settings: a Settings; None: `Settings.strong()`.
-        seed: whole number from which initial weights, order and dropout are drawn.
+        seed: whole number from 0 on, from which initial weights, order and dropout are drawn.
         device: "auto", "cpu", "cuda", "mps".
         on_epoch: function called after each epoch with {epoch, loss, validation, seconds}.
         eager: on CUDA, do not capture the training step as a graph.
@@ -771,23 +908,27 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     """
     settings = settings or Settings.strong()
     device = pick_device(device)
-    shape = (len(state_vectors), len(object_vectors))
-    features = as_tensor(features)
-    indices = as_targets(targets, *shape, len(features))
-    seen = shown_by(indices, shape) if seen is None else as_mask("seen", seen, *shape)
+    states, objects = as_word_vectors(state_vectors, object_vectors)
+    shape = (len(states), len(objects))
+    features = torch.atleast_1d(as_tensor(features, name="features"))
+    targets = as_targets(targets, *shape, len(features))
+    seen = shown_by(targets, shape) if seen is None else as_mask("seen", seen, *shape)
     shown = None
     if validation is not None:
+        if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+            raise ValueError("validation must be a pair (features, targets), got "
+                             f"{type(validation).__name__}")
         shown = shown_by(as_targets(validation[1], *shape), shape)
     settings = resolve_candidates(settings, seen, shown)
 
     with reproducible(device, seed):
-        model = build(state_vectors, object_vectors, features.shape[-1], settings).to(device)
-        model.prepare(seen, indices)
+        model = build(states, objects, features.shape[-1], settings).to(device)
+        model.prepare(seen, targets)
         validate = None
         if validation is not None:
-            world = seen | shown if settings.world == "closed" else np.ones(shape, bool)
-            validate = validator(model, *validation, world)
-        for state in train_epochs(model, features, indices, validate, seed=seed, eager=eager):
+            candidates = seen | shown if settings.world == "closed" else None
+            validate = validator(model, *validation, candidates)
+        for state in train_epochs(model, features, targets, validate, seed=seed, eager=eager):
             if on_epoch is not None:
                 on_epoch(state["history"][-1])
     return finish(model, state)
@@ -813,16 +954,11 @@ def resolve_candidates(settings, seen, shown=None):
     return replace(settings, train_candidates=chosen)
 
 
-def validator(model, features, targets, candidates):
+def validator(model, features, targets, candidates=None):
     """Return a function that gives the number by which the best epoch is chosen."""
     features = as_features(model, features)
     targets = as_targets(targets, len(model.states), len(model.objects), len(features))
-
-    def validate():
-        swept, _ = sweep(model, features, targets, seen_of(model), dict(world=candidates))["world"]
-        return selection(swept.report())
-
-    return validate
+    return lambda: selection(evaluate_model(model, features, targets, candidates=candidates))
 
 
 def selection(report):
@@ -833,14 +969,21 @@ def selection(report):
     return 0.0
 
 
+def check_seed(seed):
+    """Return a seed as an int; ValueError if no random numbers can be drawn from it."""
+    return check_value("seed", seed, int, least=0, below=1 << 43)  # see draw_order
+
+
 @contextmanager
 def reproducible(device, seed):
     """Seed the random numbers inside and let a CPU's sums be deterministic; restore both after."""
+    seed = check_seed(seed)
     before = (torch.are_deterministic_algorithms_enabled(),
               torch.is_deterministic_algorithms_warn_only_enabled(),
               torch.utils.deterministic.fill_uninitialized_memory)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    # torch seeds all GPUs at once.
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(gpus):
         try:
             # Without this a CPU adds up the gradient of `table[index]` in the order in which its
             # threads come.
@@ -871,10 +1014,10 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
         model: a model that keeps the contract of `lab.baselines.BaselineModel`, on its device.
         features: numbers (N, F).
         targets: (N,) or (N, 2).
-        validate: function without arguments that returns the number to maximise. None: the last
-            epoch is the best one, and nothing stops early.
-        seed: whole number.
-        state: a state that an earlier call yielded, to go on from there.
+        validate: function without arguments that returns the finite number to maximise. None: the
+            last epoch is the best one, and nothing stops early.
+        seed: whole number from 0 on.
+        state: a state that an earlier call yielded, to go on from there; it is not changed.
         eager: on CUDA, do not capture the training step as a graph.
 
     Yields:
@@ -883,28 +1026,23 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
         `model`; and `model`, `optimizer` and `ema` as they are now.
 
     Raises:
-        ValueError: at the call, arrays that do not fit the model, or a state of another training;
-            later, a loss or weights that are not finite.
+        ValueError: arrays that do not fit the model, a state of another training, or a loss or
+            weights that are not finite.
     """
+    settings = model.settings
+    seed = check_seed(seed)
     features = as_features(model, features)
     targets = as_targets(targets, len(model.states), len(model.objects), len(features))
     targets = targets.to(features.device)
+    size = min(settings.batch_size, len(features))
+    passes = max(1, math.ceil(settings.min_epoch_steps * size / len(features)))
     optimizer = adam(model, features.device)
-    ema = EMA(model, model.settings.ema_decay)
+    ema = EMA(model, settings.ema_decay)
     if state is None:
         state = dict(epoch=0, history=[], best=dict(epoch=0))
     else:
-        size, passes = epoch_sizes(model.settings, len(features))
-        steps = math.ceil(passes * len(features) / size)
-        check_state(state, model, optimizer, steps)
-        restore(state, model, optimizer, ema, steps)
-    return run_epochs(model, optimizer, ema, features, targets, validate, seed, state, eager)
-
-
-def run_epochs(model, optimizer, ema, features, targets, validate, seed, state, eager):
-    """Yield what `train_epochs` describes, from its checked arguments."""
-    settings = model.settings
-    size, passes = epoch_sizes(settings, len(features))
+        check_state(state, model, optimizer, validate)
+        restore(state, model, optimizer, ema)
     run_step, total = make_step(model, optimizer, features, targets, eager=eager)
     for epoch in range(state["epoch"] + 1, settings.epochs + 1):
         since_best = state["epoch"] - state["best"]["epoch"]
@@ -918,19 +1056,12 @@ def run_epochs(model, optimizer, ema, features, targets, validate, seed, state, 
             run_step(batch)
             ema.update()
         loss = float(total) / len(order)
-        check_finite(model, loss, epoch)
+        check_convergence(model, loss, epoch)
         if model.after_epoch(epoch):
             run_step, total = make_step(model, optimizer, features, targets, eager=eager)
         state = finish_epoch(state, model, optimizer, ema, loss, validate)
         state["history"][-1]["seconds"] = time.monotonic() - began
         yield state
-
-
-def epoch_sizes(settings, count):
-    """Return the batch size and the number of passes of an epoch over `count` images."""
-    size = min(settings.batch_size, count)
-    passes = max(1, math.ceil(settings.min_epoch_steps * size / count))
-    return size, passes
 
 
 def draw_order(count, passes, seed, epoch):
@@ -942,87 +1073,83 @@ def draw_order(count, passes, seed, epoch):
     return torch.cat([torch.randperm(count) for _ in range(passes)])
 
 
-def check_finite(model, loss, epoch):
+def check_convergence(model, loss, epoch):
     """Raise ValueError where training has diverged."""
-    broken = sum(int((~weight.isfinite()).sum()) for weight in model.parameters())
-    if broken or not math.isfinite(loss):
-        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss:.3g}, and {broken} "
-                         f"numbers of the weights are not finite; lower lr ({model.settings.lr:g}) "
-                         "or scale, or look for outliers in the features")
+    if not math.isfinite(loss) or not all(weight.isfinite().all() for weight in model.parameters()):
+        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss:.3g}, or weights "
+                         f"are not finite; lower lr ({model.settings.lr:g}) or scale, or look for "
+                         "outliers in the features")
 
 
 def finish_epoch(state, model, optimizer, ema, loss, validate):
     """Return a copy of everything needed to resume after this epoch, a new state."""
     epoch = state["epoch"] + 1
+    history = state["history"]
     best = state["best"]
     value = math.nan
-    with ema.exchange():
-        if validate is not None:
-            value = validate()
-        so_far = [row["validation"] for row in state["history"][:best["epoch"]]]
-        if validate is None or not so_far or value > so_far[-1]:
-            best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    trained = copy.deepcopy(model.state_dict())
+    torch._foreach_copy_(ema.weights, ema.average)  # the average validates
+    if validate is not None:
+        value = check_value("the result of validate", float(validate()), float)
+    if validate is None or epoch == 1 or value > history[best["epoch"] - 1]["validation"]:
+        best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
+    model.load_state_dict(trained)
     row = dict(epoch=epoch, loss=loss, validation=value)
-    return dict(epoch=epoch, history=[*state["history"], row], best=best,
-                model=copy.deepcopy(model.state_dict()),
+    return dict(epoch=epoch, history=[*history, row], best=best, model=trained,
                 optimizer=copy.deepcopy(optimizer.state_dict()["state"]),
                 ema=copy.deepcopy(ema.average))
 
 
-def restore(state, model, optimizer, ema, steps):
-    """Bring model, optimiser and average to where a state ended; an epoch has so many steps."""
+def restore(state, model, optimizer, ema):
+    """Bring model, optimiser and average to where a state ended."""
     model.load_state_dict(state["model"])
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
-    saved = copy.deepcopy(state["optimizer"])
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict(dict(state=saved, param_groups=groups))
-    for average, value in zip(ema.average, state["ema"]):
-        average.copy_(value)
-    ema.steps = state["epoch"] * steps
+    moments = copy.deepcopy(state["optimizer"])
+    optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
+    torch._foreach_copy_(ema.average, state["ema"])
+    ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
 
-def check_state(state, model, optimizer, steps):
-    """Raise ValueError unless a state is one that this training, of so many steps an epoch, yields.
+def check_state(state, model, optimizer, validate):
+    """Raise ValueError unless a state is one that this training may have yielded.
 
-    It is compared with a state of the same epoch, made here.
+    It is compared with the form of a state of the same epoch, made here.
     """
-    epoch = state.get("epoch")
-    if type(epoch) is not int or not 1 <= epoch <= model.settings.epochs:  # a bool is no int here
-        raise ValueError(f"cannot resume: epoch of the state must be a whole number from 1 to "
-                         f"epochs = {model.settings.epochs}, got {epoch!r}")
-    rows = [dict(epoch=number, loss=0.0, validation=0.0, seconds=0.0)
-            for number in range(1, epoch + 1)]
     weights = model.state_dict()
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    row = dict(loss=0.0, validation=0.0 if validate else math.nan, seconds=0.0)
     moments = {}
-    for index, weight in enumerate(parameters):
-        if index in state.get("optimizer", {}):  # a parameter without gradients has no entry
-            taken = torch.tensor(float(epoch * steps))
-            moments[index] = dict(step=taken, exp_avg=weight, exp_avg_sq=weight)
-    form = dict(epoch=epoch, history=rows, model=weights, optimizer=moments,
-                ema=list(model.parameters()))
-    wrong = [key for key in form if not has_form(state.get(key), form[key])]
-    best_epochs = [dict(epoch=row["epoch"], model=weights) for row in rows]
-    if not any(has_form(state.get("best"), best) for best in best_epochs):
-        wrong.append("best")
-    if wrong:
-        raise ValueError(f"cannot resume: {', '.join(wrong)} of the state are not those of this "
-                         "training; give a state that it yielded, or begin anew")
+    try:
+        epochs = range(1, min(state["epoch"], model.settings.epochs) + 1)
+        best_epoch = int(state["best"]["epoch"])
+        for index, moment in state["optimizer"].items():  # a frozen parameter has no entry
+            weight = parameters[index]
+            moments[index] = dict(step=torch.zeros(()), exp_avg=weight, exp_avg_sq=weight)
+        form = dict(epoch=len(epochs), history=[dict(epoch=epoch, **row) for epoch in epochs],
+                    best=dict(epoch=best_epoch, model=weights), model=weights, optimizer=moments,
+                    ema=[*model.parameters()])
+        steps = [int(moment["step"]) for moment in state["optimizer"].values()]
+        fits = form_of(state) == form_of(form) and best_epoch in epochs and min(steps) > 0
+    except Exception:  # a state from elsewhere may hold anything
+        fits = False
+    if not fits:
+        raise ValueError("cannot resume: state must be one that this training yielded, with the "
+                         f"same data, model and settings and at most {model.settings.epochs} "
+                         "epochs: give such a state, or begin anew")
 
 
-def has_form(value, form):
-    """Tell if a value has the keys, lengths, types and shapes of another, and its whole numbers."""
-    if torch.is_tensor(form):
-        same = torch.is_tensor(value) and (value.dtype, value.shape) == (form.dtype, form.shape)
-        return same and (form.ndim > 0 or value.item() == form.item())
-    if isinstance(form, dict):
-        return (isinstance(value, dict) and value.keys() == form.keys()
-                and all(has_form(value[key], form[key]) for key in form))
-    if isinstance(form, list):
-        return (isinstance(value, list) and len(value) == len(form)
-                and all(map(has_form, value, form)))
-    return type(value) is type(form) and (value == form or isinstance(form, float))
+def form_of(value):
+    """Return the types and shapes of all that nested dicts and lists hold, and whole numbers."""
+    if isinstance(value, dict):
+        return {key: form_of(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [form_of(part) for part in value]
+    if torch.is_tensor(value):
+        return value.dtype, value.shape
+    if isinstance(value, float):
+        return float, math.isfinite(value)
+    return type(value), value
 
 
 class EMA:
@@ -1044,16 +1171,6 @@ class EMA:
         self.steps += 1
         decay = min(self.greatest, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(self.average, self.weights, 1 - decay)
-
-    @contextmanager
-    def exchange(self):
-        """Give the model the average as its weights inside, and its own back after."""
-        trained = [weight.clone() for weight in self.weights]
-        try:
-            torch._foreach_copy_(self.weights, self.average)
-            yield
-        finally:
-            torch._foreach_copy_(self.weights, trained)
 
 
 def adam(model, device):
@@ -1171,12 +1288,12 @@ def sweep(model, features, targets, seen, candidates, topk=1):
     device = features.device
     targets = as_tensor(targets, "cpu").numpy()
     topk = min(topk, seen.size)
+    is_seen = torch.as_tensor(seen.ravel(), device=device)
     columns = {}  # of the seen candidates, (n,)
     hidden = {}   # added to the scores, so that only unseen candidates can be best, (C,)
     blocks = {}
     for name, mask in candidates.items():
         allowed = torch.as_tensor(mask.ravel(), device=device)
-        is_seen = torch.as_tensor(seen.ravel(), device=device)
         columns[name] = (allowed & is_seen).nonzero().squeeze(1)
         hidden[name] = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
         blocks[name] = []
@@ -1222,25 +1339,25 @@ def evaluate_model(model, features, targets, *, seen=None, candidates=None, prot
 
     Args:
         model: a trained model; it is left in evaluation mode.
-        features: numbers (N, F).
-        targets: (N,) or (N, 2).
+        features: numbers (N, F), finite.
+        targets: (N,) indices s * O + o, or (N, 2) state and object.
         seen: (S, O) bool; None takes the model's own.
         candidates: (S, O) or (C,) bool, the compositions that may be answered; None: all.
-        protocol, confidence, unit, topk: as in `evaluate.evaluate`.
+        protocol, confidence, unit: as in `evaluate.BiasSweep.report`.
+        topk: an image counts as right if the truth is among so many answers, at least 1.
 
     Returns:
         The report of `evaluate.BiasSweep.report`, a dict.
 
     Raises:
-        ValueError: arrays that do not fit the model.
+        ValueError: arrays that do not fit the model, or a topk below 1.
     """
+    topk = check_value("topk", topk, int, least=1)
     seen = seen_of(model, seen)
     features = as_features(model, features)
     targets = as_targets(targets, *seen.shape, len(features))
-    if candidates is None:
-        candidates = np.ones(seen.shape, bool)
-    candidates = as_mask("candidates", candidates, *seen.shape)
-    swept, _ = sweep(model, features, targets, seen, dict(given=candidates), topk)["given"]
+    mask = candidates_of(model, candidates)
+    swept, _ = sweep(model, features, targets, seen, dict(given=mask), topk)["given"]
     return swept.report(protocol, confidence, unit)
 
 
@@ -1249,17 +1366,18 @@ def predict(model, features, *, k=5, candidates=None, bias=0.0, seen=None):
 
     Args:
         model: a trained model; it is left in evaluation mode.
-        features: numbers (N, F).
-        k: answers for each image, at most the number of candidates.
+        features: numbers (N, F), finite.
+        k: answers for each image, at least 1; no more than the candidates are given.
         candidates: (S, O) or (C,) bool, the compositions that may be answered; None: all.
-        bias: added to the scores of unseen compositions to rank them, not to the scores returned.
+        bias: added to the scores of unseen compositions to rank them, not to the scores returned;
+            finite.
         seen: (S, O) bool, which a bias needs; None takes the model's own.
 
     Returns:
-        Indices s * O + o (N, k), int64, and their scores (N, k), best first.
+        Indices s * O + o (N, k), int64, and their scores (N, k), best first, as arrays.
 
     Raises:
-        ValueError: arrays that do not fit the model.
+        ValueError: arrays that do not fit the model, or numbers out of range.
     """
     return rank_compositions(model, features, k=k, candidates=candidates, bias=bias, seen=seen)[:2]
 
@@ -1270,15 +1388,14 @@ def rank_compositions(model, features, *, k, candidates=None, bias=0.0, seen=Non
 
     They are the softmax of (score + bias·[unseen]) / temperature over the candidates.
     """
+    k = check_value("k", k, int, least=1)
+    bias = check_value("bias", bias, float)
     features = as_features(model, features)
-    shape = (len(model.states), len(model.objects))
-    if candidates is None:
-        candidates = np.ones(shape, bool)
-    allowed = torch.as_tensor(as_mask("candidates", candidates, *shape).ravel())
-    offset = torch.where(allowed, 0.0, -torch.inf)
+    allowed = candidates_of(model, candidates)
+    offset = np.where(allowed, 0.0, -np.inf)
     if bias:
-        offset += bias * torch.as_tensor(~seen_of(model, seen).ravel())
-    offset = offset.to(features.device)
+        offset[~seen_of(model, seen)] += bias
+    offset = torch.as_tensor(offset.ravel()).to(features)
     k = min(k, int(allowed.sum()))
     blocks = []
     for _, scores in score_blocks(model, features):
@@ -1299,8 +1416,12 @@ def save(model, path_or_file, **extra):
         model: a CompCos or an Ensemble.
         path_or_file: a path, or a file open for bytes.
         extra: further contents, plain values and tensors; `load` gives them as `checkpoint`.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     contents = dict(format=FORMAT, model_settings=asdict(model.settings),
+                    vectors=[model.states.detach(), model.objects.detach()],
                     feature_dim=model.feature_dim, weights=model.state_dict(),
                     seen=None if model.seen is None else model.seen.cpu(),
                     history=model.history, extra=extra)
@@ -1310,7 +1431,8 @@ def save(model, path_or_file, **extra):
     path = Path(path_or_file)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        torch.save(contents, part)
+        with open(part, "wb") as file:
+            torch.save(contents, file)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -1320,7 +1442,7 @@ def load(path, device="cpu"):
     """Return the model that `save` wrote, in evaluation mode.
 
     Args:
-        path: the file, such as a run's `best.pt`.
+        path: the file, such as a run's `best.pt`: a path, or a file open for bytes.
         device: "auto", "cpu", "cuda", "mps".
 
     Returns:
@@ -1333,15 +1455,15 @@ def load(path, device="cpu"):
     """
     check_archive(path)
     try:
+        if hasattr(path, "seek"):
+            path.seek(0)
         contents = torch.load(path, map_location="cpu", weights_only=True)
-        if contents["format"] != FORMAT:
-            raise ValueError(f"it has format {contents['format']}")
+        if contents.get("format") != FORMAT:
+            raise ValueError(f"its format is {contents.get('format')}, here {FORMAT}")
         settings = Settings(**contents["model_settings"])
-        weights = contents["weights"]
-        first = "members.0." if settings.members > 1 else ""
-        model = build(weights[f"{first}states"], weights[f"{first}objects"],
-                      contents["feature_dim"], settings)
-        model.load_state_dict(weights)
+        states, objects = contents["vectors"]
+        model = build(states, objects, contents["feature_dim"], settings).to(states.dtype)
+        model.load_state_dict(contents["weights"])
         for member in getattr(model, "members", [model]):
             member.seen = contents["seen"]
         model.history = contents["history"]
@@ -1349,7 +1471,7 @@ def load(path, device="cpu"):
     except Exception as error:  # torch and pickle raise all sorts for what they cannot read
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"{path} must be a file of this version's save(), such as a best.pt "
-                         f"({type(error).__name__}: {reason}); train anew, or restore the file"
+                         f"({type(error).__name__}: {reason}): train anew, or restore the file"
                          ) from None
     return model.to(pick_device(device)).eval()
 

@@ -129,9 +129,9 @@ class BiasSweep:
         Args:
             seen_scores: (B, min(k, P)) float, the k best scores of seen candidates, best first.
                 Where there are fewer candidates, the further entries are ignored.
-            seen_columns: (B, min(k, P)) int, their columns.
+            seen_columns: (B, min(k, P)) int, their columns, all different in a row.
             unseen_scores: (B, min(k, P)) float, the k best scores of unseen candidates.
-            unseen_columns: (B, min(k, P)) int, their columns.
+            unseen_columns: (B, min(k, P)) int, their columns, all different in a row.
             target: (B,) int in [0, P), the columns of the truth.
 
         Raises:
@@ -372,8 +372,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         images = _images(summary, whole.seen)
         areas.append([_curve(images, once, once, protocol)[1] for protocol in PROTOCOLS])
     auc, published = np.array(areas)[inverse].T
-    removed = starts[inverse] / max(whole.candidates.sum(), 1)
-    return dict(threshold=thresholds, removed=removed, auc=auc, auc_published=published)
+    removed = starts / max(whole.candidates.sum(), 1)
+    return dict(threshold=thresholds, removed=removed[inverse], auc=auc, auc_published=published)
 
 
 # From scores to what is stored of an image.
@@ -447,9 +447,9 @@ def _best(block, top, group, k):
             best_scores[:, 0] = block[rows, top]
             best_columns[:, 0] = top
             rows = np.flatnonzero(penalty[top])
-        left = block[rows]
-        left += penalty
-        column_of = np.arange(block.shape[1])
+            block = block[rows]
+        left = block + penalty
+        column_of = np.arange(len(penalty))
     searched = np.arange(len(rows))
     for rank in range(min(k, len(group))):
         index = left.argmax(axis=1)
@@ -460,9 +460,9 @@ def _best(block, top, group, k):
 
 
 def _levels(columns, feasibility, steps):
-    """Return how T ascending thresholds, `steps`, remove the unseen candidates `columns` (U,).
+    """Sort unseen candidates, `columns` (U,), by the last of T ascending `steps` to keep them.
 
-    Returns the level (P,) of each column, which is the last step that keeps it, -1 if it never
+    Return the level (P,) of each column, which is the last step that keeps it, -1 if it never
     competes; the columns by ascending level; and starts (T,): columns[starts[i]:] remain at step i.
     """
     level = np.full(len(feasibility), -1)
@@ -500,7 +500,7 @@ def _checked_best(name, scores, columns, group, shape):
     columns[:, filled:] = -1
 
     good = (np.abs(scores) < LIMIT) & np.isin(columns, group)
-    good[:, filled:] = True
+    good[:, filled:] = True  # padding
     good[:, 1:] &= scores[:, 1:] <= scores[:, :-1]
     if not good.all():
         raise ValueError(f"{name} row {good.all(axis=1).argmin()} must hold finite scores of "
@@ -512,10 +512,10 @@ def _summarize(seen_scores, seen_columns, unseen_scores, unseen_columns, target,
     """Return the numbers (8, B) that decide at every bias, from the (B, k) best of both groups.
 
     Seen rank i and unseen rank k-1-i compete for one place of the top k; the seen one holds it for
-    biases up to crossing[:, i]. A prediction is judged by its composition, its state and its
-    object: equal `codes`, (P,) each, the last two nan if not known. It is right up to one bias
-    because of a seen column (-inf if at none), and above another because of an unseen one (inf if
-    at none).
+    biases up to crossing[:, i]. A column is right if it has the truth's code; `codes` are (P,)
+    each, for compositions, states and objects (without the last two their rows are nan). A
+    prediction is right up to one bias because of a seen column (-inf if at none), and above another
+    because of an unseen one (inf if at none).
     """
     summary = np.full((ROWS, len(target)), np.nan)
     crossing = _crossings(seen_scores, unseen_scores[:, ::-1])
@@ -564,6 +564,7 @@ class Images(NamedTuple):
     seen: np.ndarray  # (N,) bool, whether the truth is a seen composition
     order: np.ndarray  # (N,) rows by the bias above which they flip
     flip_bias: np.ndarray  # (N,) that bias, ascending; -inf and inf: the image never changes
+    flip_seen: np.ndarray  # (N,) `seen` in that order
     bias: np.ndarray  # (K,) -inf and each finite flip_bias once: the points of the exact curve
     flipped: np.ndarray  # (K,) how many images have flipped just above each of them
 
@@ -579,16 +580,16 @@ def _images(summary, seen):
     flip_bias = flip_bias[order]
     bias = np.unique(np.append(-np.inf, flip_bias[flip_bias < np.inf]))
     flipped = np.searchsorted(flip_bias, bias, "right")
-    return Images(summary, target, is_seen, order, flip_bias, bias, flipped)
+    return Images(summary, target, is_seen, order, flip_bias, is_seen[order], bias, flipped)
 
 
 def _curve(images, counts, weights, protocol):
     """Return the Curve and its area, for images drawn `counts` (N,) times that weigh `weights`."""
     _choice("protocol", protocol, PROTOCOLS)
-    seen = images.seen[images.order]
     weights = weights[images.order]
     # Weight that is wrong (seen) and right (unseen) once the first n images have flipped: (N + 1,)
-    lost, gained = [np.append(0, np.cumsum(weights * half)) for half in (seen, ~seen)]
+    lost = np.append(0, np.cumsum(weights * images.flip_seen))
+    gained = np.append(0, np.cumsum(weights * ~images.flip_seen))
 
     bias = images.bias
     flipped = images.flipped
@@ -663,8 +664,7 @@ def _accuracy(summary, row, bias, weights):
         return np.nan
     bias = max(bias, -2 * LIMIT)  # below all crossings, but above the -inf of "at none"
     right = (bias <= summary[row]) | (bias > summary[row + 1])
-    right = np.flatnonzero(right)  # a faster index than a mask
-    return float(weights[right].sum() / total)
+    return float(weights[np.flatnonzero(right)].sum() / total)  # faster than by the mask
 
 
 def _harmonic(a, b):
@@ -705,7 +705,7 @@ def _draws(images, unit, average):
 def _with_intervals(metrics, images, confidence, unit, average):
     """Return the values of metrics(counts, weights), with `_low` and `_high` for a confidence.
 
-    Returns a dict of floats and, by name, the resampled values, ascending, without nan.
+    Return a dict of floats and, by name, the resampled values, ascending, without nan.
     """
     # Computed when they are asked for: first with each image once, then for the resamples.
     computed = (metrics(*drawn) for drawn in _draws(images, unit, average))
@@ -719,7 +719,7 @@ def _with_intervals(metrics, images, confidence, unit, average):
         table = np.sort([list(drawn.values()) for drawn in computed], axis=0)
         for name, column in zip(list(values), table.T):
             resampled[name] = column[~np.isnan(column)]
-            last = max(len(resampled[name]) - 1, 0)
+            last = len(resampled[name]) - 1
             for end, share in (("_low", 0.5 - confidence / 2), ("_high", 0.5 + confidence / 2)):
                 values[name + end] = float(column[round(share * last)])
         values |= {"confidence": confidence, "unit": unit}
@@ -905,7 +905,7 @@ def plot(sweep, reports, path):
         axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
         axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
     axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
-    axes.legend(title=f"top-{sweep.topk}, star: best HM")
+    axes.legend(title="star: best HM")
     axes.figure.savefig(path, dpi=150)
 
 
@@ -926,23 +926,19 @@ def _run(options):
         if against:
             results["against"] = against
         # JSON has no nan and no infinity: they become null.
-        results = json.loads(json.dumps(results), parse_constant=lambda name: None)
-        print(json.dumps(results))
+        print(json.dumps(json.loads(json.dumps(results), parse_constant=lambda name: None)))
     else:
-        print(f"{_candidates(sweep)}; {results['exact']['n_seen']:,} images of seen and "
-              f"{results['exact']['n_unseen']:,} of unseen compositions; percent")
+        print(f"{results['exact']['n_seen']:,} images of seen and "
+              f"{results['exact']['n_unseen']:,} of unseen compositions; "
+              f"{sweep.candidates.sum():,} candidates; accuracies in percent")
         _print_table(results)
         print("In papers: S best_seen, U best_unseen (each at its best bias), HM best_hm, AUC auc; "
               "Sta. state_accuracy, Obj. object_accuracy (at bias 0)")
         if against:
-            print(f"\na against b; of b {_candidates(other)}")
+            print(f"\na against b, which has {other.candidates.sum():,} candidates")
             _print_table(against)
     if options.plot:
         plot(sweep, results, options.plot)
-
-
-def _candidates(sweep):
-    return f"{sweep.candidates.sum():,} of {len(sweep.seen):,} compositions are candidates"
 
 
 def main(argv=None):
@@ -956,16 +952,16 @@ def main(argv=None):
                     "the about 20 biases that papers try (published).",
         epilog="example: python evaluate.py scores.npz --confidence 0.95 --unit composition")
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE",
+    add("files", nargs="+",
         help=".npz file with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
              "pairs (P, 2); or .npy files of these names; scores.npy beside the first file is "
              "found by itself")
     add("--against", nargs="+", metavar="FILE",
         help="files of a second system b on the same images: print differences (a minus b) with "
              "paired intervals")
-    add("--topk", type=int, default=1, metavar="K",
-        help="count a prediction as right if the truth is among the K best (default 1)")
-    add("--confidence", type=float, metavar="SHARE",
+    add("--topk", type=int, default=1,
+        help="count a prediction as right if the truth is among the TOPK best (default 1)")
+    add("--confidence", type=float,
         help="print bootstrap intervals of this confidence, for instance 0.95 (default: none, but "
              "0.95 for --against)")
     add("--unit", choices=UNITS, default="image",
@@ -976,8 +972,9 @@ def main(argv=None):
              "number of images (default image)")
     add("--json", action="store_true",
         help="print JSON in place of tables: fractions, null for what does not exist")
-    add("--plot", metavar="PNG",
-        help="draw seen against unseen accuracy over all biases (needs matplotlib)")
+    add("--plot",
+        help="draw seen against unseen accuracy over all biases into this image file, for instance "
+             "curve.png (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
         _run(options)

@@ -1,4 +1,4 @@
-"""The laboratory around the method: data, features, runs and reports; it needs the files beside it."""
+"""The laboratory: data, features, runs and reports around the method, whose files lie beside it."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -12,13 +12,13 @@ from compcos import CompCos, Settings, as_tensor, load, rank_compositions
 from lab import features as image_features
 from lab import shell
 from lab.files import check_writable, load_tensors, reading, write_rows
-from lab.results import CANDIDATE_SETS, candidate_sets, expectation
+from lab.results import CANDIDATE_SETS, DEFAULT_CANDIDATES
 
 UNLIKE = 0.05       # a photo of at most this typicality is marked
 FEW_PHOTOS = 20     # fewer tell nothing about the kind of features
 MOST_RATIO = 2.0    # of the length of features to that in training
-ANSWERS = ("states", "objects", "seen", "closed", "named", "feasibility", "threshold", "bias",
-           "temperature", "profile", "expected", "run")  # what best.pt holds besides the model
+ANSWERS = ("run", "states", "objects", "candidates", "feasibility", "bias", "temperature",
+           "profile", "expectation")  # what best.pt holds besides the model
 
 
 # ---- unknown content ----
@@ -38,8 +38,8 @@ def training_profile(features, targets, validation):
         training features.
     """
     features = torch.as_tensor(features)
-    _, place = torch.as_tensor(targets).unique(return_inverse=True)
-    sums = features.new_zeros(int(place.max()) + 1, features.shape[1]).index_add_(0, place, features)
+    shown, place = torch.as_tensor(targets).unique(return_inverse=True)
+    sums = torch.zeros(len(shown), features.shape[1]).index_add_(0, place, features)
     profile = dict(means=torch.nn.functional.normalize(sums),
                    length=features.norm(dim=1).median())
     profile["distances"] = distances(torch.as_tensor(validation), profile).sort().values
@@ -63,11 +63,14 @@ def typicality(features, profile):
 
 
 def is_shifted(features, profile, typical):
-    """Tell if photos (N, F) of these typicalities (N,) have features of another kind."""
+    """Tell if photos (N, F) of these typicalities (N,) have features of another kind.
+
+    Most are marked then, or their length is another one, which a cosine does not show.
+    """
     if len(features) < FEW_PHOTOS:
         return False
     ratio = float(features.norm(dim=1).median() / profile["length"])
-    return float(np.mean(typical <= UNLIKE)) > 0.5 or not 1 / MOST_RATIO < ratio < MOST_RATIO
+    return np.mean(typical <= UNLIKE) > 0.5 or not 1 / MOST_RATIO < ratio < MOST_RATIO
 
 
 # ---- prediction ----
@@ -85,8 +88,8 @@ def load_run(path, device="cpu"):
     model = load(path, device)
     missing = [name for name in ANSWERS if name not in model.checkpoint]
     if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)}: answers need the best.pt or final.pt "
-                         "of a run of `python compcos.py`")
+        raise ValueError(f"{path} must be the best.pt or final.pt of a run of `python compcos.py`, "
+                         f"but has no {', '.join(missing)}: pass such a file")
     return model
 
 
@@ -112,19 +115,17 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
         ValueError: features of another shape, or candidates that the file does not know.
     """
     checkpoint = model.checkpoint
-    if candidates not in checkpoint["bias"]:
-        raise ValueError(f"candidates must be one of {', '.join(checkpoint['bias'])}, which the "
-                         f"run chose a bias for, got {candidates!r}: train anew for another set")
+    if candidates not in checkpoint["candidates"]:
+        raise ValueError(f"candidates must be one of {', '.join(checkpoint['candidates'])}, which "
+                         f"the run was tested with, got {candidates!r}: train anew for another set")
     if features is None:
         features = image_features.features_like(checkpoint["run"], images, **how)
-    seen, closed, feasibility, named = [
-        checkpoint[name].numpy() for name in ("seen", "closed", "feasibility", "named")]
-    allowed = candidate_sets(seen, closed, feasibility, checkpoint["threshold"], named=named)
     bias = checkpoint["bias"][candidates]
     indices, scores, probabilities = rank_compositions(
-        model, features, k=top, candidates=allowed[candidates], bias=bias, seen=seen,
+        model, features, k=top, candidates=checkpoint["candidates"][candidates], bias=bias,
         temperature=checkpoint["temperature"][candidates])
-    seen = seen.ravel()
+    seen = model.seen.numpy(force=True).ravel()
+    feasibility = checkpoint["feasibility"].numpy().ravel()
     scores = scores + np.float32(bias) * ~seen[indices]
     features = as_tensor(features, "cpu").float()
     typical = typicality(features, checkpoint["profile"])
@@ -137,11 +138,16 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     for (i, place), c in np.ndenumerate(indices):
         state, object_ = divmod(int(c), len(checkpoint["objects"]))
         rows.append(dict(
-            image=str(images[i]), rank=place + 1, state=checkpoint["states"][state],
+            image=printable(images[i]), rank=place + 1, state=checkpoint["states"][state],
             object=checkpoint["objects"][object_], score=float(scores[i, place]),
             probability=float(probabilities[i, place]), seen=bool(seen[c]),
-            feasibility=float(feasibility.flat[c]), typicality=float(typical[i])))
+            feasibility=float(feasibility[c]), typicality=float(typical[i])))
     return rows
+
+
+def printable(name):
+    """Return a name as text that UTF-8 can write; file names may hold other bytes."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def add_options(parser):
@@ -149,11 +155,11 @@ def add_options(parser):
     add = parser.add_argument_group("prediction").add_argument
     add("--checkpoint", metavar="FILE", help="a run's best.pt or final.pt, or the run's folder")
     add("--predict", nargs="+", metavar="IMAGE",
-        help="image files, patterns or folders; or pass --features FILE")
-    add("--csv", type=Path, metavar="FILE", help="write the answers into a table")
-    add("--candidates", default="open_masked", choices=CANDIDATE_SETS,
-        help="compositions that may be answered: of the training data's lists (closed), all "
-        "(open), or those that are feasible enough (open_masked, the default)")
+        help="image files, patterns or folders; or pass --features FILE for their features")
+    add("--csv", type=Path, metavar="FILE", help="write the answers into this table")
+    add("--candidates", default=DEFAULT_CANDIDATES, choices=CANDIDATE_SETS,
+        help="compositions that may be answered: those that the dataset lists (closed), all "
+             "(open), or those listed or feasible enough (open_masked, the default)")
     add("--top", type=shell.number(int, least=1), default=5, metavar="K",
         help="answers for each photo (default 5)")
 
@@ -170,7 +176,8 @@ def print_predictions(options):
         model.checkpoint["run"], options.predict, options.features, device=options.device,
         weights=options.weights, skip_broken=options.skip_broken)
     rows = predict_images(model, images, features, top=options.top, candidates=options.candidates)
-    print(expectation(model.checkpoint["expected"]))
+    if options.candidates == DEFAULT_CANDIDATES:
+        print(model.checkpoint["expectation"])
     if options.csv:
         write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
         print(f"answers written to {options.csv}")

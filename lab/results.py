@@ -30,7 +30,7 @@ FEW = 20      # fewer give a rough one
 # ---- candidates ----
 
 
-def candidate_sets(seen, listed, feasibility, threshold, named=None):
+def candidate_sets(seen, listed, feasibility, threshold):
     """Return the compositions that may be answered, {name: (C,) bool}.
 
     A further set is one more entry. It must hold all seen compositions.
@@ -40,29 +40,17 @@ def candidate_sets(seen, listed, feasibility, threshold, named=None):
         listed: (C,) bool, the compositions of training and of the phase's own list.
         feasibility: (S, O).
         threshold: τ of the hard mask (Eq. 6).
-        named: (C,) bool, compositions that the hard mask of a prediction never hides, or None.
     """
-    masked = hard_mask(feasibility, seen, threshold).ravel()
-    if named is not None:
-        masked = masked | named
     return {
         "closed": listed,
         "open": np.ones(seen.size, bool),
-        "open_masked": masked,
+        "open_masked": hard_mask(feasibility, seen, threshold).ravel(),
     }
 
 
 # The names in order, as a single composition gives them.
 CANDIDATE_SETS = tuple(candidate_sets(np.ones((1, 1), bool), np.ones(1, bool), np.ones((1, 1)), 0))
-
-
-def check_candidates(sets, seen):
-    """Raise ValueError unless each candidate set {name: (C,) bool} holds all of seen (S, O)."""
-    for name, allowed in sets.items():
-        if allowed.shape != (seen.size,) or not allowed[seen.ravel()].all():
-            raise ValueError(f"candidate set {name!r} must be (C,) bool and hold all "
-                             f"{seen.sum()} seen compositions, got {allowed.dtype} "
-                             f"{allowed.shape}: mend it in candidate_sets")
+DEFAULT_CANDIDATES = "open_masked"  # of prediction
 
 
 # ---- the folder of a run ----
@@ -197,7 +185,7 @@ def answers_at(best, bias):
 
 
 @torch.no_grad()
-def write_scores(out, model, features, dataset, masks):
+def write_scores(out, model, features, dataset, tested):
     """Write the test scores for evaluate.py: scores.npy and a file for each candidate set.
 
     scores.npy is float32 (N, C), written block by block. The files beside it hold its check sum.
@@ -212,10 +200,10 @@ def write_scores(out, model, features, dataset, masks):
             block = np.ascontiguousarray(scores.cpu(), "<f4")
             file.write(block)
             checksum = zlib.crc32(block, checksum)
-    for name, mask in masks.items():
+    for name, (swept, _) in tested.items():
         with writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
-                     candidates=mask, pairs=index_pairs(dataset.seen.shape),
+                     candidates=swept.candidates, pairs=index_pairs(dataset.seen.shape),
                      scores_crc32=checksum)
 
 
@@ -250,9 +238,7 @@ def aggregate_seeds(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            is_interval = key.endswith(("_low", "_high"))
-            is_number = key not in ("settings", "versions", "arguments", "threshold_curve")
-            if is_number and not is_interval:
+            if not key.endswith(("settings", "versions", "threshold_curve", "_low", "_high")):
                 combined[key] = aggregate_seeds([result[key] for result in results], function)
         return combined
     if isinstance(first, str):
@@ -331,7 +317,7 @@ def interval(values, name, count):
     """
     if count < TOO_FEW:
         return f"{count} compositions: too few for an interval"
-    text = f"{100 * values[f'{name}_low']:.0f} to {100 * values[f'{name}_high']:.0f}"
+    text = f"{values[f'{name}_low']:.0%} to {values[f'{name}_high']:.0%}"
     if count < FEW:
         text += f", rough: {count} compositions"
     return text
@@ -344,33 +330,31 @@ def table_notes(metrics):
     for name, reports in metrics["test"].items():
         report = reports["exact"]
         if math.isfinite(report["auc"]):
-            areas.append(f"{name} {100 * report['auc']:.1f} ({interval(report, 'auc', unseen)})")
+            areas.append(f"{name} {report['auc']:.1%} ({interval(report, 'auc', unseen)})")
     lines = []
     if areas:
-        lines.append(f"AUC, exact, and its 95 % interval over compositions: {'; '.join(areas)}")
+        lines.append(f"exact AUC and its 95 % interval over compositions: {'; '.join(areas)}")
     lines.append(f"hard mask: {metrics['mask']}")
-    calibration = metrics["calibration"]["open_masked"]
-    lines.append(
-        f"calibration (open_masked): mean confidence {100 * calibration['confidence']:.0f} %, "
-        f"accuracy {100 * calibration['accuracy']:.0f} % "
-        f"({interval(calibration, 'accuracy', calibration['compositions'])})")
+    answers = metrics["calibration"]
+    lines.append(f"calibration ({DEFAULT_CANDIDATES}): mean confidence "
+                 f"{answers['confidence']:.0%}, accuracy {accuracy(answers)}")
     auroc = metrics["feasibility_auroc"]
     if math.isfinite(auroc):
-        lines.append(f"feasibility ranks the unseen compositions {metrics['truth']} above the "
-                     f"others with AUROC {auroc:.3f}")
+        lines.append("feasibility ranks unseen compositions that exist above the others with "
+                     f"AUROC {auroc:.3f}")
     return lines
 
 
-def expectation(expected):
-    """Return a sentence on how often predictions are right, from `lab.run.expected_accuracy`."""
+def accuracy(values):
+    """Return an accuracy and its interval in words, from `lab.run.accuracy_interval`."""
+    return f"{values['accuracy']:.0%} ({interval(values, 'accuracy', values['compositions'])})"
+
+
+def expectation(calibration):
+    """Return a sentence on the accuracy of predictions, from what `lab.run.calibration` returns."""
     clauses = []
-    for half, training in (("seen", "had training photos"), ("unseen", "had none")):
-        values = expected[half]
-        if values["compositions"]:
-            share = f"{100 * values['accuracy']:.0f} %"
-            text = interval(values, "accuracy", values["compositions"])
-            if clauses:
-                clauses.append(f"{share} ({text}) where it {training}")
-            else:
-                clauses.append(f"about {share} right ({text}) where the composition {training}")
-    return f"On new photos expect {', and '.join(clauses)}."
+    for half, training in (("seen", "training photos"), ("unseen", "none")):
+        if half in calibration:
+            clauses.append(f"of about {accuracy(calibration[half])} where the composition had "
+                           f"{training}")
+    return f"On new photos expect an accuracy {', and '.join(clauses)}."

@@ -11,8 +11,9 @@ import os
 import shlex
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,23 +23,29 @@ import torch
 import compcos
 import data
 from evaluate import accuracy_at, threshold_sweep
-from feasibility import auroc, conformal_threshold, hard_mask, write_csv
+from feasibility import auroc, conformal_threshold, write_csv
 from lab import answers, drawings, shell, words
 from lab import features as image_features
-from lab.files import (check_writable, load_tensors, lock, read_json, reading, write_json,
-                       write_rows, writing)
-from lab.results import (LEGEND, RUNS, aggregate_seeds, answers_at, candidate_sets,
-                         check_candidates, check_joined, check_output_folder, check_record,
-                         deviation, expectation, finished_seeds, folder_of, last_folder,
-                         new_folder, recorded_settings, table, table_notes, versions,
-                         write_answers, write_scores)
+from lab.files import (check_writable, load_tensors, lock, reading, write_json, write_rows,
+                       writing)
+from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
+                         check_joined, check_output_folder, check_record, deviation, expectation,
+                         finished_seeds, folder_of, has_seeds, last_folder, new_folder,
+                         recorded_settings, table, table_notes, versions, write_answers,
+                         write_scores)
 
-LOG = ("epoch", "loss", "validation", "seconds")  # columns of log.csv
 SAVE_SECONDS = 30       # minimum seconds between checkpoints
-CALIBRATION = 1 << 24   # scores that a temperature is fitted to
+CALIBRATION = 1 << 24   # scores that a temperature is fitted to, at most
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
+DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
 PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
+EXAMPLES = """\
+examples:
+  python compcos.py                                     (train on the built-in dataset)
+  python compcos.py --dataset photos --vectors random   (train on photos of your own)
+  python compcos.py --checkpoint runs/photos-compcos-open --predict new_photos
+"""
 # The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
 VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
 OTHER_VECTORS = ["fasttext", "word2vec"]
@@ -87,10 +94,11 @@ def load_data(options):
     if options.resume:
         where = dict(dataset=dataset.name, model=options.model, world=options.world or "open")
         for recorded in recorded_settings(options.out or last_folder(where)):
-            weights = weights or recorded["weights"]
+            weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=fallback)
+        skip_broken=options.skip_broken, fallback=fallback,
+        replace_cache=not options.resume)  # what the run had stays until it is compared
     for note in dataset.notes:
         print(f"note: {note}")
     record = dict(dataset=dataset.name, missing=options.missing, device=str(device),
@@ -162,55 +170,54 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
 # ---- probabilities ----
 
 
+@torch.no_grad()
 def calibrate(model, features, target, seen, candidates, bias):
     """Fit the temperature T of each candidate set on validation, {name: float}.
 
     softmax((score + bias·[unseen]) / T) over the candidates is then the probability of an answer.
-    Images whose truth is no candidate do not count.
+    Images whose truth is no candidate do not count. With many compositions, only every n-th image
+    is used.
     """
+    every = math.ceil(len(features) * seen.size / CALIBRATION)
+    blocks = compcos.score_blocks(model, features[::every])
+    scores = torch.cat([block for _, block in blocks])  # (n, C)
+    truth = target[::every]
     temperatures = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        is_candidate = place >= 0
-        temperatures[name] = fit_temperature(scores[is_candidate], place[is_candidate])
+    for name, mask in candidates.items():
+        rows = mask[truth]
+        place = (np.cumsum(mask) - 1)[truth[rows]]  # of the truth among the candidates
+        offset = np.where(seen.ravel()[mask], 0.0, bias[name])
+        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(mask)]
+        ranked = ranked + torch.as_tensor(offset).to(scores)
+        temperatures[name] = fit_temperature(ranked, torch.as_tensor(place).to(scores.device))
     return temperatures
 
 
 def calibration(model, features, target, seen, candidates, bias, temperature):
-    """Compare the probabilities of `calibrate` with how often the answers to test images are right.
+    """Measure on test images how often answers are right, and how probable they are said to be.
+
+    Args:
+        model: on its device.
+        features: tensor (N, F) on that device.
+        target: array (N,).
+        seen: (S, O) bool.
+        candidates: (C,) bool, as `--predict` uses them.
+        bias, temperature: numbers, for these candidates.
 
     Returns:
-        {name: {confidence, accuracy, accuracy_low, accuracy_high, compositions}}.
+        A dict: `confidence`, the mean probability of the answers; what `accuracy_interval` returns;
+        and under `seen` and `unseen` the same for the images whose composition has training images,
+        or has none, where there are such.
     """
-    found = {}
-    for name, scores, place in ranked_scores(model, features, target, seen, candidates, bias):
-        probability, answer = (scores / temperature[name]).softmax(1).max(1)
-        right = (answer == place).cpu().numpy()
-        shown = target[scored_images(len(target), seen)]
-        found[name] = dict(confidence=float(probability.mean()), **accuracy_interval(right, shown))
-    return found
-
-
-def scored_images(count, seen):
-    """Return indices of images, all where that is cheap, else every n-th."""
-    few = min(count, max(20, CALIBRATION // seen.size))
-    return np.linspace(0, count - 1, few).astype(int)
-
-
-@torch.no_grad()
-def ranked_scores(model, features, target, seen, candidates, bias):
-    """Yield for each candidate set its name, ranked scores (n, P) and the truth's column (n,).
-
-    The scores include the bias on the unseen; the column is -1 where the truth is no candidate.
-    """
-    chosen = scored_images(len(features), seen)
-    blocks = compcos.score_blocks(model, features[torch.as_tensor(chosen)])
-    scores = torch.cat([block for _, block in blocks])  # (n, C)
-    for name, mask in candidates.items():
-        columns = np.flatnonzero(mask)
-        offset = torch.as_tensor(np.where(seen.ravel()[columns], 0.0, bias[name])).to(scores)
-        place = np.where(mask, np.cumsum(mask) - 1, -1)[target[chosen]]
-        ranked = scores[:, torch.as_tensor(columns)] + offset
-        yield name, ranked, torch.as_tensor(place, device=scores.device)
+    answers, _, probabilities = compcos.rank_compositions(
+        model, features, k=1, candidates=candidates, bias=bias, seen=seen, temperature=temperature)
+    right = answers[:, 0] == target
+    measured = dict(confidence=float(probabilities.mean()), **accuracy_interval(right, target))
+    is_seen = seen.ravel()[target]
+    for half, rows in (("seen", is_seen), ("unseen", ~is_seen)):
+        if rows.any():
+            measured[half] = accuracy_interval(right[rows], target[rows])
+    return measured
 
 
 @torch.no_grad()
@@ -225,10 +232,12 @@ def fit_temperature(scores, target):
         target: (N,) columns.
 
     Returns:
-        A float; 1 where the scores of no image differ.
+        A float; 1 without images, and where the scores of no image differ.
     """
-    unit = scores.std(1, correction=0).mean()  # nan: no image
-    if not unit > 0:
+    if not len(scores):
+        return 1.0
+    unit = scores.std(1, correction=0).mean()
+    if unit == 0:
         return 1.0
     # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
     # that the softmax expects less that of the truths, grows with b: bisect for 0.
@@ -252,17 +261,14 @@ def accuracy_interval(right, target):
     Compositions are drawn with replacement, seeded, each with all its images.
 
     Args:
-        right: (N,) bool.
+        right: (N,) bool, N of at least 1.
         target: (N,) int, the composition of each image.
 
     Returns:
-        {accuracy, accuracy_low, accuracy_high, compositions}; nan without images.
+        {accuracy, accuracy_low, accuracy_high, compositions}.
     """
     shown, place = np.unique(target, return_inverse=True)
     count = len(shown)
-    if not count:
-        return dict(accuracy=math.nan, accuracy_low=math.nan, accuracy_high=math.nan,
-                    compositions=0)
     rights = np.bincount(place, right)
     images = np.bincount(place)
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
@@ -287,8 +293,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
         mask: how τ is chosen, see `best_threshold`.
 
     Returns:
-        The content of metrics.json, what `compcos.sweep` gives of the test, and the candidates of
-        the test by name.
+        The content of metrics.json, and what `compcos.sweep` returns for the test.
     """
     seen = dataset.seen
     threshold, curve, mask_words = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
@@ -307,23 +312,22 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
     for name, (swept, _) in tested.items():
         test[name] = both_protocols(swept, confidence=0.95)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
-    calibrated = calibration(model, *arrays["test"], seen, sets["test"], bias, temperature)
+    allowed = answer_candidates(dataset, seen, rho, threshold)[DEFAULT_CANDIDATES]
     exist = dataset.feasible
-    in_words = "that are feasible"
     if exist is None:
         exist = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
-        in_words = "that occur"
     target = arrays["test"][1]
-    sizes = {phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
-             for phase, of_phase in sets.items()}
     metrics = dict(
         validation=validation, threshold=threshold, mask=mask_words, bias=bias,
-        temperature=temperature, calibration=calibrated, test=test, candidates=sizes,
+        temperature=temperature, test=test,
+        calibration=calibration(model, *arrays["test"], seen, allowed, bias[DEFAULT_CANDIDATES],
+                                temperature[DEFAULT_CANDIDATES]),
+        candidates={phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
+                    for phase, of_phase in sets.items()},
         unseen_compositions=len(np.unique(target[~seen.ravel()[target]])),
-        expected=expected_accuracy(model, arrays["test"], dataset, rho, threshold, bias),
-        truth=in_words, feasibility_auroc=auroc(rho, exist, ~seen),
+        feasibility_auroc=auroc(rho, exist, ~seen),
         threshold_curve={key: row.tolist() for key, row in curve.items()})
-    return metrics, tested, sets["test"]
+    return metrics, tested
 
 
 def both_protocols(swept, confidence=None):
@@ -332,30 +336,15 @@ def both_protocols(swept, confidence=None):
                 published=swept.report("published"))
 
 
-def expected_accuracy(model, test, dataset, rho, threshold, bias):
-    """Return how often the answers of `--predict` are right on test images.
+def answer_candidates(dataset, seen, rho, threshold):
+    """Return the compositions that `--predict` may answer, {name: (C,) bool}.
 
-    Args:
-        model: on its device.
-        test: (features (N, F), targets (N,)).
-        dataset: a data.Dataset.
-        rho: feasibility (S, O).
-        threshold: τ.
-        bias: {name: bias}.
-
-    Returns:
-        {"seen" or "unseen": what `accuracy_interval` returns} of images whose composition has
-        training images, or has none.
+    They are the candidate sets of the test, but the hard mask hides no composition that the lists
+    of validation and test name.
     """
-    seen = dataset.seen
-    named = dataset.candidates("val") | dataset.candidates("test")
-    allowed = candidate_sets(seen, named, rho, threshold, named=named)["open_masked"]
-    _, best = compcos.sweep(model, *test, seen, dict(answers=allowed))["answers"]
-    target = test[1]
-    right = answers_at(best, bias["open_masked"])[0] == target
-    is_seen = seen.ravel()[target]
-    return dict(seen=accuracy_interval(right[is_seen], target[is_seen]),
-                unseen=accuracy_interval(right[~is_seen], target[~is_seen]))
+    listed = dataset.candidates("val") | dataset.candidates("test")
+    rho = np.where(listed.reshape(seen.shape), 1.0, rho)  # the greatest feasibility
+    return candidate_sets(seen, dataset.candidates("test") | seen.ravel(), rho, threshold)
 
 
 # ---- running ----
@@ -385,13 +374,12 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         ValueError: a run in the folder that this one would replace.
     """
     dataset = inputs.dataset
-    if getattr(settings, "train_candidates", None) == "auto":
-        shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
-        settings = compcos.resolve_candidates(settings, dataset.seen, shown)
-        if settings.train_candidates == "seen":
-            print("note: validation shows so few unseen compositions that the seen ones alone "
-                  "compete in training (see --train-candidates)")
-    record = dict(model=system, mask=options.mask, **inputs.record, **asdict(settings), **more)
+    shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
+    resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
+    if resolved != settings:
+        print(f"note: train_candidates=auto is {resolved.train_candidates!r} for these data "
+              "(see --train-candidates)")
+    record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
     out = options.out
@@ -406,7 +394,7 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
             shell.print_status("note: each seed is trained by one process, and others wait")
 
         def run(seed):
-            return run_seed(make, inputs, settings, options, dict(record, seed=seed),
+            return run_seed(make, inputs, resolved, options, dict(record, seed=seed),
                             folder_of(out, seed, seeds), feasibility)
 
         results = []
@@ -418,10 +406,11 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         if len(finished) > 1:
             report_seeds(out, finished, record)
     print(LEGEND)
+    written = f"written to {out}"
     if system == "compcos":
-        print(expectation(results[0]["expected"]))
-    command = next_step(system, inputs, options, folder_of(out, seeds[0], seeds))
-    print(f"written to {out}; next: {command}")
+        print(expectation(results[0]["calibration"]))
+        written += f"; next: {prediction_command(inputs, folder_of(out, seeds[0], seeds))}"
+    print(written)
     return results
 
 
@@ -452,45 +441,36 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         check_model(model, arrays["train"][0], dataset.seen)
         model = train_model(model, arrays, dataset, record, options, out)
         rho = model.feasibility() if feasibility is None else feasibility
-        metrics, tested, masks = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
+        metrics, tested = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
     best = max(model.history, key=lambda row: row["validation"])
-    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"],
-                    arguments=data_arguments(inputs, options))
+    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"])
     # Scores of an earlier start may be of another epoch: existing ones are made anew.
     if options.save_scores or (out / "scores.npy").exists():
-        write_scores(out, model, arrays["test"][0], dataset, masks)
+        write_scores(out, model, arrays["test"][0], dataset, tested)
     write_answers(out, dataset, tested, metrics["bias"])
     with writing(out / "feasibility.csv") as file:
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
     with writing(out / "best.pt", "wb") as file:
-        compcos.save(model, file, **answer_contents(inputs, rho, metrics))
+        compcos.save(model, file, **answer_contents(inputs, options, rho, metrics))
     write_json(out / "metrics.json", metrics)  # last: where it is, all else is
     return metrics
 
 
-REQUIRED = ("settings", "states", "objects", "seen", "feature_dim", "prepare", "loss",
-            "after_epoch", "compositions", "score", "feasibility")
-
-
 @torch.no_grad()
 def check_model(model, features, seen):
-    """Raise ValueError unless a prepared model keeps the contract of BaselineModel.
+    """Raise ValueError unless scores, feasibility and candidate sets have the expected form.
 
-    Two of the features (N, F), which are on the model's device, are scored; seen is (S, O) bool.
+    model: prepared; features (N, F) on its device, two of which are scored; seen (S, O) bool.
     """
-    name = type(model).__name__
-    lacking = [offer for offer in REQUIRED if not hasattr(model, offer)]
-    if lacking:
-        raise ValueError(f"{name} must have {', '.join(REQUIRED)}, lacks {', '.join(lacking)}: a "
-                         "subclass of lab.baselines.BaselineModel needs only loss and score")
     scores = model.eval().score(features[:2], model.compositions())
     expected = (len(features[:2]), *seen.shape)
     if scores.shape != expected:
-        raise ValueError(f"{name}.score must return (B, S, O), here {expected}, got "
-                         f"{tuple(scores.shape)}")
-    rho = model.feasibility()
-    hard_mask(rho, seen, 0.0)  # says what is wrong with feasibility
-    check_candidates(candidate_sets(seen, seen.ravel(), rho, 0.0), seen)
+        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, "
+                         f"got {tuple(scores.shape)}: see lab.baselines.BaselineModel")
+    for name, allowed in candidate_sets(seen, seen.ravel(), model.feasibility(), 0.0).items():
+        if not allowed[seen.ravel()].all():
+            raise ValueError(f"candidate set {name!r} must hold all seen compositions: mend "
+                             "candidate_sets in lab/results.py")
 
 
 def train_model(model, arrays, dataset, record, options, out):
@@ -499,18 +479,18 @@ def train_model(model, arrays, dataset, record, options, out):
     if record["world"] == "closed":
         world = dataset.candidates("val")
     validate = compcos.validator(model, *arrays["val"], world.reshape(dataset.seen.shape))
-    training = dict(validate=validate, seed=record["seed"], eager=options.eager)
+    begin = partial(compcos.train_epochs, model, *arrays["train"], validate, seed=record["seed"],
+                    eager=options.eager)
     path = out / "last.pt"
-    state = None
     if options.resume and path.exists():
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
-            epochs = compcos.train_epochs(model, *arrays["train"], state=state, **training)
+            epochs = begin(state=state)
     else:
-        epochs = compcos.train_epochs(model, *arrays["train"], **training)
-    state = save_epochs(epochs, state, record, out)
-    return compcos.finish(model, state)
+        state = None
+        epochs = begin()
+    return compcos.finish(model, save_epochs(epochs, state, record, out))
 
 
 def save_epochs(epochs, state, record, out):
@@ -525,7 +505,7 @@ def save_epochs(epochs, state, record, out):
             for state in epochs:
                 row = state["history"][-1]
                 progress.update(note=f"epoch {row['epoch']}, loss {row['loss']:.4f}, validation "
-                                     f"{100 * row['validation']:.2f} %")
+                                     f"{row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
                     saved_at = time.monotonic()
@@ -542,7 +522,8 @@ def save_state(out, state, record):
     """Write last.pt, from which training continues, and log.csv, a row for each epoch."""
     with writing(out / "last.pt", "wb") as file:
         torch.save(dict(state, settings=record), file)
-    write_rows(out / "log.csv", LOG, [[row[name] for name in LOG] for row in state["history"]])
+    rows = state["history"]
+    write_rows(out / "log.csv", rows[0].keys(), [row.values() for row in rows])
 
 
 def save_on_error(out, state, record):
@@ -558,49 +539,37 @@ def save_on_error(out, state, record):
     return f"{out / 'last.pt'} keeps the last whole epoch; pass --resume to continue"
 
 
-def data_arguments(inputs, options):
-    """Return the options on data, so that --final reads the same."""
-    dataset = options.dataset
-    if dataset not in data.FOLDERS:
-        dataset = str(inputs.dataset.folder.resolve())
-    vectors = [str(Path(source).resolve()) if Path(source).is_file() else source
-               for source in inputs.record["vectors"]]
-    features = options.features
-    if features not in (None, image_features.PIXELS):
-        features = str(Path(features).resolve())
-    return dict(dataset=dataset, data_root=str(Path(options.data_root).resolve()),
-                features=features, weights=inputs.record["weights"], vectors=vectors,
-                missing=options.missing, skip_broken=options.skip_broken)
-
-
-def answer_contents(inputs, rho, metrics):
-    """Return what best.pt holds for answers besides the model, without the data."""
+def answer_contents(inputs, options, rho, metrics):
+    """Return what best.pt holds besides the model: all that answers and --final need."""
     dataset = inputs.dataset
-    closed = dataset.candidates("test")
     profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
                                        inputs.features["val"])
-    contents = {key: metrics[key] for key in ("threshold", "bias", "temperature", "expected")}
-    return dict(contents, run=metrics["settings"], states=dataset.states, objects=dataset.objects,
-                seen=torch.as_tensor(dataset.seen), closed=torch.as_tensor(closed),
-                named=torch.as_tensor(closed | dataset.candidates("val")),
-                feasibility=torch.as_tensor(rho), profile=profile)
+    data_options = {name: getattr(options, name) for name in DATA_OPTIONS}
+    data_options |= dict(folder=os.getcwd(), weights=inputs.record["weights"])
+    return dict(
+        run=metrics["settings"], options=data_options, states=dataset.states,
+        objects=dataset.objects, threshold=metrics["threshold"], bias=metrics["bias"],
+        temperature=metrics["temperature"], profile=profile,
+        expectation=expectation(metrics["calibration"]),
+        **mask_contents(dataset, dataset.seen, rho, metrics["threshold"]))
 
 
-def next_step(system, inputs, options, run):
-    """Return the command that uses the results in the folder `run`, quoted for this system."""
-    hint = ""
-    command = ["python", "compcos.py", "--checkpoint", run / "best.pt"]
-    if system != "compcos":
-        command = ["python", "evaluate.py", run / "scores_open.npz"]
-        if not options.save_scores:
-            hint = ", after the same command with --resume --save-scores"
-    elif inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
+def mask_contents(dataset, seen, rho, threshold):
+    """Return the part of these contents that depends on feasibility (S, O)."""
+    allowed = answer_candidates(dataset, seen, rho, threshold)
+    return dict(feasibility=torch.as_tensor(rho),
+                candidates={name: torch.as_tensor(mask) for name, mask in allowed.items()})
+
+
+def prediction_command(inputs, run):
+    """Return the command that predicts with the run in a folder, quoted for this system."""
+    command = ["python", "compcos.py", "--checkpoint", str(run / "best.pt")]
+    if inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
         # the backbones whose features of further photos can be made here
-        command += ["--predict", inputs.dataset.path(inputs.dataset.images["test"][0])]
+        command += ["--predict", str(inputs.dataset.path(inputs.dataset.images["test"][0]))]
     else:
         command += ["--features", "FILE"]
-    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
-    return join(list(map(str, command))) + hint
+    return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
 
 
 # ---- a final model ----
@@ -620,41 +589,37 @@ def train_final(run, device="auto", eager=False):
     Raises:
         ValueError: the run is not finished, or its data have changed.
     """
-    run = Path(run)
-    if not (run / "metrics.json").exists() or not (run / "best.pt").exists():
-        raise ValueError(f"{run} must be the folder of a finished run, with best.pt and "
-                         "metrics.json (with several seeds, one of its seedK)")
-    metrics = read_json(run / "metrics.json")
-    contents = answers.load_run(run).checkpoint
-    record = metrics["settings"]
-    options = argparse.Namespace(**metrics["arguments"], device=device, out=run, seed=[],
-                                 resume=True, model="compcos", world=None)
-    inputs = load_inputs(options, options.vectors)
+    run = Path(run).resolve()
+    if not (run / "metrics.json").exists() or has_seeds(run):
+        raise ValueError(f"{run} must be the folder of a finished run with metrics.json; with "
+                         "several seeds pass one of its seedK")
+    model = answers.load_run(run)
+    contents = model.checkpoint
+    record = contents["run"]
+    options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[],
+                                 resume=True, model="compcos", world=record["world"])
+    with chdir(options.folder):  # its relative paths begin where the run was started
+        inputs = load_inputs(options, default_vectors(options.dataset))
     if inputs.record["data_crc32"] != record["data_crc32"]:
-        raise ValueError(f"the data of {run} have changed since it was trained: train anew before "
-                         "--final")
-    settings = compcos.Settings(**{field.name: record[field.name]
-                                   for field in fields(compcos.Settings)})
-    settings = replace(settings, epochs=metrics["best_epoch"], patience=0)
-    arrays = inputs.arrays()
-    features = torch.cat([arrays[phase][0] for phase in data.PHASES])
-    targets = torch.as_tensor(np.concatenate([arrays[phase][1] for phase in data.PHASES]))
-    seen = compcos.shown_by(targets, inputs.dataset.seen.shape) | inputs.dataset.seen
-    with compcos.reproducible(inputs.device, record["seed"]):
-        model = compcos.build(inputs.state_vectors, inputs.object_vectors, features.shape[1],
-                              settings).to(inputs.device).prepare(seen, targets)
-        epochs = compcos.train_epochs(model, features, targets, seed=record["seed"], eager=eager)
-        with shell.Progress("training", settings.epochs, "epochs") as progress:
-            for state in epochs:
-                progress.update()
-    model = compcos.finish(model, state)
-    contents |= dict(seen=torch.as_tensor(seen), feasibility=torch.as_tensor(model.feasibility()))
-    contents["closed"] = contents["closed"] | contents["seen"].flatten()
+        raise ValueError(f"the data of {run} have changed since it was trained: restore them, or "
+                         "train anew before --final")
+    best = max(model.history, key=lambda row: row["validation"])
+    settings = replace(model.settings, epochs=best["epoch"], patience=0)
+    dataset = inputs.dataset
+    features = np.concatenate([inputs.features[phase] for phase in data.PHASES])
+    targets = np.concatenate([dataset.targets[phase] for phase in data.PHASES])
+    seen = dataset.seen | compcos.shown_by(torch.as_tensor(targets), dataset.seen.shape)
+    with shell.Progress("training", settings.epochs, "epochs") as progress:
+        model = compcos.fit(features, targets, inputs.state_vectors, inputs.object_vectors,
+                            seen=seen, settings=settings, seed=record["seed"], device=device,
+                            on_epoch=lambda row: progress.update(), eager=eager)
+    contents |= mask_contents(dataset, seen, model.feasibility(), contents["threshold"])
+    contents["expectation"] += (" This is a guide, measured with best.pt: the accuracy of final.pt "
+                                "is not measured.")
     with writing(run / "final.pt", "wb") as file:
         compcos.save(model, file, **contents)
-    print(f"written {run / 'final.pt'}, trained on all {len(targets):,} photos for "
-          f"{settings.epochs} epochs. Its own accuracy is not measured; the figures of {run} are a "
-          "guide.")
+    print(f"written to {run / 'final.pt'}: trained on all {len(targets):,} photos for "
+          f"{settings.epochs} epochs. {contents['expectation']}")
 
 
 # ---- options ----
@@ -664,34 +629,37 @@ def add_options(parser, settings_class):
     """Add the options that all systems share, and one for each field of its settings."""
     add = parser.add_argument_group("data").add_argument
     add("--dataset", default="shapes", metavar="NAME|FOLDER",
-        help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder")
+        help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder of your own")
     add("--data-root", default="data", metavar="DIR",
-        help="the folder of datasets and word vectors (default data)")
+        help="folder of datasets and word vectors (default data)")
     add("--features", metavar="FILE",
-        help="features by file name (.npz: files, features (N, F)), from CLIP say; `pixels` takes "
-             "16 x 16 pixels of each photo")
+        help="features by file name (.npz with files, features (N, F)), for instance from CLIP; "
+             "'pixels' takes 16 x 16 pixels of each photo (default: the dataset's features.npz, "
+             "else ResNet-18 features of the photos)")
     add("--weights", metavar="FILE",
-        help="ResNet-18 weights for the extraction (default: torch hub's)")
+        help="ResNet-18 weights for these (default: downloaded by torch hub)")
     add("--vectors", nargs="+", metavar="NAME|FILE",
         help="word vectors, concatenated: word2vec, fasttext, glove, random, or files (default: "
              "the dataset's vectors.txt, else those of the paper)")
     add("--missing", default="error", choices=["error", "random", "mean"],
-        help="what replaces the vectors of words that have none (default: an error)")
+        help="vectors of words that have none: an error (default), random ones, or the mean of all")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    add = parser.add_argument_group("training").add_argument
+    add = parser.add_argument_group(
+        "training", "The recipe sets what is not given; 'paper' is the value for MIT-States, and "
+        "the paper's recipe changes some for other datasets.").add_argument
     for field in fields(settings_class):
         add(f"--{field.name.replace('_', '-')}", **option_of(field))
     add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
         metavar="K", help="seeds, one run each (default 0)")
-    add("--device", default="auto", help="auto (the default), cpu, cuda or mps")
+    add("--device", default="auto", help="auto (default), cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
     add("--mask", default="justified", choices=["justified", "paper"],
-        help="how the threshold of the hard mask is chosen: by validation AUC alone (paper), or "
-             "only if it gains, and at most so high that 5 %% of what exists is expected to be "
-             "hidden (justified, the default)")
+        help="choice of the threshold of the hard mask: the best one by validation AUC (paper), or "
+             "that only if it gains more than a mask is expected to lose and hides at most 5 %% of "
+             "the compositions that exist (justified, the default)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="DIR",
-        help="a folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
+        help="folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
     add("--resume", action="store_true",
         help="continue the run in --out, or the last one in runs/; further seeds join it")
     add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
@@ -700,9 +668,9 @@ def add_options(parser, settings_class):
 def option_of(field):
     """Return the arguments of argparse for a setting, with a default of None: not given."""
     rule = field.metadata
-    default = f"default {field.default}"
+    default = f"default {short(field.default)}"
     if rule["strong"] != field.default:
-        default = f"paper {field.default}, strong {rule['strong']}"
+        default = f"paper {short(field.default)}, strong {short(rule['strong'])}"
     option = dict(default=None, help=f"{rule['help']} ({default})".replace("%", "%%"))
     if field.type is bool:
         option["action"] = argparse.BooleanOptionalAction
@@ -714,10 +682,20 @@ def option_of(field):
     return option
 
 
+def short(value):
+    """Return a value as text, a float with at most six digits."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def settings_changes(options, settings_class):
     """Return the settings that options give, {name: value}."""
     given = {field.name: getattr(options, field.name) for field in fields(settings_class)}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def default_vectors(dataset):
+    """Return the sources of the word vectors that CompCos uses by default."""
+    return VECTORS.get(dataset, OTHER_VECTORS)
 
 
 def compcos_settings(recipe, dataset, changes):
@@ -737,17 +715,15 @@ def default_recipe(dataset):
 def main(argv=None):
     """Train and evaluate CompCos, predict with a checkpoint, or train a final model."""
     parser = argparse.ArgumentParser(
-        description="CompCos: train and evaluate on a dataset; with --checkpoint and --predict, "
-                    "answer for photos.",
-        epilog="example: python compcos.py --dataset photos --vectors random --members 8")
-    add_options(parser, compcos.Settings)
+        description="Train and evaluate CompCos on a dataset, or predict compositions of photos.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", choices=["paper", "strong"],
-                        help="settings where no option changes them: the paper's (default for "
-                             "shapes, utzappos, mitstates, cgqa) or the strong ones (default for a "
-                             "folder)")
+                        help="values of the training options: the paper's (default for shapes, "
+                             "utzappos, mitstates, cgqa) or stronger ones (default for a folder)")
     parser.add_argument("--final", metavar="RUN",
-                        help="train a finished run's model anew on all its photos, into its "
-                             "final.pt")
+                        help="train the model of a finished run anew on its train, validation and "
+                             "test photos together, and write RUN/final.pt")
+    add_options(parser, compcos.Settings)
     parser.set_defaults(model="compcos")
     answers.add_options(parser)
     options = parser.parse_args(argv)
@@ -762,5 +738,5 @@ def main(argv=None):
     recipe = options.recipe or default_recipe(options.dataset)
     settings = compcos_settings(recipe, options.dataset,
                                 settings_changes(options, compcos.Settings))
-    inputs = load_inputs(options, VECTORS.get(options.dataset, OTHER_VECTORS))
+    inputs = load_inputs(options, default_vectors(options.dataset))
     run_seeds("compcos", compcos.build, inputs, settings, options, more=dict(recipe=recipe))

@@ -1,4 +1,4 @@
-"""Read by pytest before any test imports torch: see shell.wait_gently.
+"""Fixtures of all tests. pytest reads this file before any test imports torch.
 
 The tests' products are so small that a second thread costs more than it brings.
 """
@@ -8,10 +8,7 @@ import os
 import signal
 import zlib
 
-from lab import shell
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-shell.wait_gently()
 # A shell that starts pytest in the background lets it ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -19,23 +16,27 @@ import numpy as np
 import pytest
 import torch
 
-from lab import drawings
 import evaluate
-from lab import features
+from lab import drawings, features
+from toy import make_toy
 
 
 @pytest.fixture(autouse=True)
 def few_resamples(request, monkeypatch):
-    """The interval that small runs report takes longer than they do: coarse ones, but in
-    evaluate.py's own examples."""
+    """Draw few resamples, since intervals take longer than small runs; not in evaluate.py."""
     if request.module.__name__ != "evaluate":
         monkeypatch.setattr(evaluate, "RESAMPLES", 20)
 
 
+@pytest.fixture
+def toy(tmp_path):
+    """Own data with features in a folder of this test."""
+    return make_toy(tmp_path / "toy")
+
+
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory):
-    """A --data-root with the built-in dataset in few images, which take seconds to draw; it is only
-    read."""
+    """Draw the built-in dataset in few images into a --data-root, which tests only read."""
     root = tmp_path_factory.mktemp("root")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawings, "IMAGES", dict(train=16, seen=3, unseen=6))
@@ -44,7 +45,7 @@ def drawn(tmp_path_factory):
 
 
 def golden_parameter(name, like):
-    """A parameter by the golden recipe; BatchNorm's counter, which it does not name, as it is."""
+    """Return a parameter by the golden recipe; BatchNorm's counter, not in it, stays as it is."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     shape = tuple(like.shape)
     if name.endswith("num_batches_tracked"):
@@ -61,8 +62,7 @@ def golden_parameter(name, like):
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory):
-    """A file as published: torchvision's state dict with its classifier; its name ends in its
-    hash."""
+    """Write torchvision's state dict with its classifier, under a name that ends in its hash."""
     like = features.resnet18().state_dict()
     like["fc.weight"] = torch.zeros(1000, 512)
     like["fc.bias"] = torch.zeros(1000)

@@ -1,15 +1,16 @@
-"""Kill real runs at random moments, let each go on with --resume, and compare what it leaves with
-an uninterrupted run.
+"""Kill real runs at random moments, resume each, and compare its files with an uninterrupted run.
 
     python tests/kill_runs.py --kills 100
 
-A script of some minutes, which pytest does not collect: progress on stderr, a summary at the end,
-and status 1 and the name of a kept folder if a kill left a corrupt file or a traceback, or a
-resumed run other bytes or numbers, or a temporary file.
+The script takes some minutes; pytest does not collect it. Resumed runs are killed, too, half of
+them in their first epoch after --resume. Progress goes to stderr. The status is 1, and a folder is
+kept and named, if a kill left a corrupt file or a traceback, or if a resumed run has other bytes or
+numbers, or leaves a temporary file.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import random
@@ -27,10 +28,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; so no run ha
 
 import torch
 
-from lab import shell
 import compcos
-from lab import drawings
-import train
+from lab import drawings, run, shell
 
 STATUSES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 
@@ -38,20 +37,22 @@ STATUSES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.
 class Killable:
     """A run of two seeds on the built-in data, both below `folder`, in a process of its own.
 
-    The process is a copy of this one, which has imported torch already: that takes longer than the
-    run, and the kills are to fall into the run. It saves after every epoch, so that many fall into
-    a save.
+    The process is a copy of this one, which has imported torch already, since that takes longer
+    than the run and the kills should fall into the run. It saves after every epoch, so that many
+    kills fall into a save.
     """
 
-    def __init__(self, folder, *more):
+    def __init__(self, folder, *more, step=None, number=None):
         self.status = None
         self.number = os.fork()
         if self.number == 0:
+            if step is not None:
+                signal_at_step(step, number)
             os._exit(run_here(folder, ["--data-root", "data", "--out", "out", "--epochs", "8",
                                        "--seed", "0", "1", "--save-scores", *more]))
 
     def wait(self, seconds):
-        """Wait at most so long for the end; whether it has come. `status` is as of subprocess."""
+        """Wait at most so long for the end, and tell if it has come; set `status` as subprocess."""
         end = time.monotonic() + seconds
         while self.status is None and time.monotonic() < end:
             ended, status = os.waitpid(self.number, os.WNOHANG)
@@ -62,16 +63,28 @@ class Killable:
         return self.status is not None
 
 
+def signal_at_step(step, number):
+    """Let this process send itself a signal at a step of its training."""
+    steps = itertools.count(1)
+    update = compcos.EMA.update
+
+    def counted(ema):
+        update(ema)
+        if next(steps) == step:
+            os.kill(os.getpid(), number)
+
+    compcos.EMA.update = counted
+
+
 def run_here(folder, arguments):
-    """Let this process be `python compcos.py` in a folder, printing to its file `printed`; returns
-    its status."""
+    """Run `python compcos.py` in a folder, printing to its file `printed`; return the status."""
     for number in (signal.SIGINT, signal.SIGHUP):  # until `main` handles them, and under nohup
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)
     printed = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    train.SAVE_SECONDS = 0
+    run.SAVE_SECONDS = 0
     drawings.IMAGES.update(train=4, seen=1, unseen=3)  # few, so that a run takes a second
     status = 0
     try:
@@ -86,8 +99,7 @@ def run_here(folder, arguments):
 
 
 def contents(path):
-    """What of a file does not depend on the clock, comparable by ==. An exception if the file is
-    corrupt."""
+    """Return a file's contents that do not depend on the clock; raise if it is corrupt."""
     if path.suffix == ".csv":
         with open(path, newline="", encoding="utf-8") as file:
             return plain(list(csv.DictReader(file)))
@@ -99,9 +111,9 @@ def contents(path):
 
 
 def plain(value):
-    """Tensors as bytes, with their shape and type; without the seconds of epochs."""
+    """Return tensors as bytes with shape and type, without the seconds of epochs and the folder."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if key != "seconds"}
+        return {key: plain(item) for key, item in value.items() if key not in ("seconds", "folder")}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, torch.Tensor):
@@ -110,13 +122,13 @@ def plain(value):
 
 
 def files_below(folder):
-    """Path below `folder` -> path, of all files but the lock."""
+    """Return all files but the lock, path below `folder` -> path."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path for path in files}
 
 
 def check_kill(folder, number, status):
-    """What a killed run did wrong, a list."""
+    """Return what a killed run did wrong, a list."""
     wrong = []
     printed = (folder / "printed").read_text(errors="replace")
     # Before `main` handles signals they end Python as they do by default.
@@ -134,27 +146,33 @@ def check_kill(folder, number, status):
 def one_trial(folder, latest, chance, whole):
     """Kill one run once or several times within `latest` seconds, then let it end.
 
-    Returns the signals and what was wrong, lists.
+    Returns:
+        The signals, and what was wrong, lists.
     """
     if chance.random() < 0.75:  # else the run makes the built-in data, too
         shutil.copytree(whole / "data", folder / "data", copy_function=os.link)
     kills = []
     wrong = []
-    while not kills or chance.random() < 0.5:
-        run = Killable(folder, *(["--resume"] if kills else []))
-        if run.wait(chance.uniform(0, latest)):  # the signal comes too late
-            break
+    while not kills or chance.random() < 0.7:
         number = chance.choice(list(STATUSES))
-        os.kill(run.number, number)
-        if not run.wait(120):
-            os.kill(run.number, signal.SIGKILL)
-            run.wait(60)
+        if kills and chance.random() < 0.5:  # in the first epoch, which has five steps
+            process = Killable(folder, "--resume", step=chance.randint(1, 5), number=number)
+            if process.wait(120) and process.status == 0:  # nothing was left to train
+                break
+        else:
+            process = Killable(folder, *(["--resume"] if kills else []))
+            if process.wait(chance.uniform(0, latest)):  # the signal comes too late
+                break
+            os.kill(process.number, number)
+        if not process.wait(120):
+            os.kill(process.number, signal.SIGKILL)
+            process.wait(60)
         kills.append(number)
-        wrong += check_kill(folder, number, run.status)
-    run = Killable(folder, "--resume")
-    run.wait(600)
-    if run.status != 0:
-        wrong.append(f"status {run.status} of the resumed run")
+        wrong += check_kill(folder, number, process.status)
+    process = Killable(folder, "--resume")
+    process.wait(600)
+    if process.status != 0:
+        wrong.append(f"status {process.status} of the resumed run")
     return kills, wrong
 
 
@@ -164,14 +182,14 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     most = parser.parse_args().kills
     chance = random.Random(0)
-    train.adam(torch.nn.Linear(1, 1), 1e-3, 0, torch.device("cpu"))  # imports much, the first time
+    torch.optim.Adam(torch.nn.Linear(1, 1).parameters())  # imports much, the first time
     top = Path(tempfile.mkdtemp(prefix="kill_runs_"))
     whole = top / "whole"
     whole.mkdir()
     began = time.monotonic()
-    run = Killable(whole)
-    run.wait(600)
-    if run.status != 0:
+    process = Killable(whole)
+    process.wait(600)
+    if process.status != 0:
         raise SystemExit((whole / "printed").read_text())
     latest = time.monotonic() - began
     expected = {name: contents(path) for name, path in files_below(whole / "out").items()}

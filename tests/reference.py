@@ -73,9 +73,9 @@ def published_modules(model):
 
 def published_tmn(model, get):
     """TMN's parameters: the published code has a module of its own for each, ours are stacked."""
-    width = model.config["width"]
+    width = model.settings.width
     names = {}
-    for module in range(model.config["modules"]):
+    for module in range(model.settings.modules):
         part = slice(module * width, (module + 1) * width)  # of the stacked layers
         first = f"comp_network._module_list.0.{module}"
         names |= tensors(f"{first}.0", model.first, get, part)
@@ -162,7 +162,7 @@ def direct_symnet(parameters, x, pairs):
     return states[:, pairs[:, 0]] * objects[:, pairs[:, 1]]
 
 
-def direct_apart(parameters, x, pairs):
+def direct_visprod(parameters, x, pairs):
     """log p(s | x) + log p(o | x), by the recorded mean and variance."""
     mean = parameters["standardise.running_mean"]
     variance = parameters["standardise.running_var"]
@@ -234,4 +234,4 @@ def direct_tmn_scores(parameters, x, pairs):
 
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
-          "tmn": direct_tmn_scores, "visprod": direct_apart}
+          "tmn": direct_tmn_scores, "visprod": direct_visprod}

@@ -1,15 +1,18 @@
-"""Tests of baselines.py: the golden files, the direct forms of reference.py, the draws, the
-command."""
+"""Tests of lab/baselines.py: golden files, the direct forms of reference.py, settings, the command.
+"""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from compcos import reproducible, setting, train_epochs
+from feasibility import feasibility_scores
 from lab import baselines
-from lab.files import write_rows
+from lab.files import read_rows, write_rows
 from reference import DIRECT, published
 from test_experiment import make_toy
 
@@ -25,12 +28,15 @@ def golden(name):
 
 
 def golden_model(name):
-    """The model with the golden parameters, without dropout."""
+    """Return the model with the golden parameters and draws, without dropout."""
     prefix = f"{NAMES[name]}/param/"
     sizes = dict(modules=4, width=6, rank=8, negatives=5) if name == "tmn" else {}
     dim = GOLDEN[f"{prefix}{'obj' if name == 'aop' else 'attr'}_embedder.weight"].shape[1]
-    seen = np.ones((S, O), bool)
-    model = baselines.MODELS[name](np.zeros((S, dim)), np.zeros((O, dim)), 32, seen, **sizes)
+    system = baselines.MODELS[name]
+    model = system(np.zeros((S, dim)), np.zeros((O, dim)), 32, system.Settings(**sizes))
+    negatives = golden("neg_state") * O + golden("neg_object")
+    model.draw_negatives = lambda target, count: negatives[:, :count]
+    model.draw_third = lambda state, object_: golden("comm_state")
     with torch.no_grad():
         for key, value in published(model).items():
             given = golden(prefix + key)
@@ -47,9 +53,7 @@ def golden_model(name):
 def test_golden_loss_gradients_and_scores(name):
     model = golden_model(name)
     target = golden("state") * O + golden("object")
-    negatives = golden("neg_state") * O + golden("neg_object")
-    third = [golden("comm_state")] if name == "aop" else []
-    loss = model.loss(golden("x"), target, negatives, *third)
+    loss = model.loss(golden("x"), target)
     expected = EXPECTED[NAMES[name]]
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-5)
 
@@ -75,27 +79,28 @@ def test_golden_loss_gradients_and_scores(name):
 
 
 def small(name, **settings):
-    """A model of odd sizes in float64 with gates that differ, its seen mask and a batch of 9
-    (features, target)."""
+    """Return a prepared model of odd sizes in float64 with gates that differ, and a batch of 9
+    (features, targets)."""
     torch.manual_seed(1)
     seen = torch.rand(7, 5) < 0.5
     if name == "tmn":
         settings = dict(layers=4, modules=3, width=4, rank=6, negatives=8) | settings
+    system = baselines.MODELS[name]
     vectors = torch.randn(7, 10), torch.randn(5, 10)
-    model = baselines.MODELS[name](*vectors, 6, seen, **settings).double()
+    model = system(*vectors, 6, system.Settings(**settings)).double().prepare(seen)
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     listed = seen.flatten().nonzero().squeeze(1)
-    return model, seen, torch.randn(9, 6).double(), listed[torch.randint(len(listed), (9,))]
+    return model, torch.randn(9, 6).double(), listed[torch.randint(len(listed), (9,))]
 
 
-@pytest.mark.parametrize("numbers", [1, 1 << 20])
+@pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize("name, settings", [*((name, {}) for name in baselines.MODELS),
                                             ("tmn", dict(layers=2))])
-def test_scores_equal_the_direct_form(name, settings, numbers, monkeypatch):
-    """In chunks of one and all at once."""
-    monkeypatch.setattr(baselines, "chunk", lambda tensor: numbers)
-    model, _, x, _ = small(name, **settings)
+def test_scores_equal_the_direct_form(name, settings, size, monkeypatch):
+    """It does so in chunks of one and all at once."""
+    monkeypatch.setattr(baselines, "chunk_size", lambda part: size)
+    model, x, _ = small(name, **settings)
     model.eval()
     for buffer in model.buffers():
         if buffer.dtype == torch.float64 and buffer.ndim == 1:
@@ -109,16 +114,16 @@ def test_scores_equal_the_direct_form(name, settings, numbers, monkeypatch):
 
 
 def test_visprod_learns_the_likelihood_of_its_scores():
-    model, _, x, target = small("visprod")
-    likelihood = model.score(x).flatten(1)[range(9), target]
+    model, x, target = small("visprod")
+    likelihood = model(x).flatten(1)[range(9), target]
     torch.testing.assert_close(model.loss(x, target), -likelihood.mean())
 
 
 @pytest.mark.parametrize("name", baselines.MODELS)
 def test_a_step_of_training(name):
-    """Every parameter is in one group and learns, fixed vectors do not; the config rebuilds the
-    model; and nothing in the loss reads a value back, which a captured step forbids."""
-    model, seen, x, target = small(name)
+    """Every parameter is in one group and learns, fixed vectors do not; feasibility stays that of
+    the word vectors; nothing in the loss reads a value back, which a captured step forbids."""
+    model, x, target = small(name)
     groups = [dict(params=[*model.parameters()], lr=1e-3)]
     if hasattr(model, "parameter_groups"):
         groups = model.parameter_groups(1e-3)
@@ -134,20 +139,21 @@ def test_a_step_of_training(name):
     still = {key for key in after if torch.equal(after[key], before[key])}
     assert still == fixed.get(name, set())
 
-    again = type(model)(np.zeros((7, 10)), np.zeros((5, 10)), seen=seen, **model.config).double()
-    again.load_state_dict(after)
-    torch.testing.assert_close(again.eval()(x), model.eval()(x), rtol=0, atol=0)
+    expected = feasibility_scores(*model.word_vectors, model.seen.numpy())
+    np.testing.assert_array_equal(model.feasibility(), expected)
 
     # A tensor on the "meta" device has a shape and no values: to read one is an error.
-    model = model.train().to("meta")
+    for attribute, value in vars(model.train().to("meta")).items():
+        if torch.is_tensor(value):
+            setattr(model, attribute, value.to("meta"))
     assert model.loss(x.to("meta"), target.to("meta")).shape == ()
 
 
 def test_negatives_are_all_training_compositions_but_the_truth():
-    _, seen, _, target = small("leplus")
-    listed = set(seen.flatten().nonzero().squeeze(1).tolist())
+    model, _, target = small("leplus")
+    listed = set(model.seen.flatten().nonzero().squeeze(1).tolist())
     torch.manual_seed(0)
-    for truth, row in zip(target.tolist(), baselines.NegativeSampler(seen)(target, 20_000)):
+    for truth, row in zip(target.tolist(), model.draw_negatives(target, 20_000)):
         values, counts = row.unique(return_counts=True)
         assert set(values.tolist()) == listed - {truth}
         # 20,000 draws among n - 1: a standard deviation is below 1/28 of the mean here, six of them
@@ -157,7 +163,11 @@ def test_negatives_are_all_training_compositions_but_the_truth():
 
 def test_third_states_follow_their_definition():
     seen = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 0, 0]]) > 0
-    model = baselines.AttributesAsOperators(torch.randn(6, 4), torch.randn(3, 4), 5, seen)
+    settings = baselines.settings_of("aop", "toy")
+    model = baselines.AttributesAsOperators(torch.randn(6, 4), torch.randn(3, 4), 5, settings)
+    with pytest.raises(ValueError, match="call model.prepare"):
+        model.loss(torch.randn(1, 5), torch.tensor([0]))
+    model.prepare(seen)
     torch.manual_seed(0)
     count = 20_000
     for state, object_ in seen.nonzero().tolist():
@@ -171,19 +181,50 @@ def test_third_states_follow_their_definition():
         torch.testing.assert_close(shares, expected, rtol=0, atol=6 * 0.5 / count**0.5)
 
 
+def test_two_threads_do_not_race():
+    """The gradient of an indexed table, as of aop's matrices, is added up in one order."""
+    settings = baselines.settings_of("aop", "shapes", epochs=1)
+    weights = []
+    torch.set_num_threads(2)
+    for _ in range(2):
+        with reproducible(torch.device("cpu"), 0):
+            model = baselines.AttributesAsOperators(
+                torch.randn(2, 100), torch.randn(3, 100), 8, settings)
+            model.prepare(torch.ones(2, 3).bool())
+            list(train_epochs(model, torch.randn(256, 8), torch.randint(6, (256,))))
+        weights.append(model.operators)
+    torch.set_num_threads(1)
+    assert torch.equal(*weights)
+
+
+# ---- settings ----
+
+
+def test_settings_are_those_of_the_published_comparison():
+    """Every value of every system and dataset; a dataset that is not named has those of "other"."""
+    table = json.loads((Path(__file__).parent / "data/baseline_settings.json").read_text())
+    assert table.keys() == baselines.MODELS.keys()
+    of_training = dict(world="open", patience=0, ema_decay=0.0)
+    for name, datasets in table.items():
+        for dataset in ("shapes", "mitstates", "utzappos", "cgqa", "birds"):
+            vectors = baselines.vectors_of(name, dataset)
+            settings = asdict(baselines.settings_of(name, dataset)) | dict(vectors=vectors)
+            assert settings == of_training | datasets.get(dataset, datasets["other"])
+
+
 # ---- the command ----
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A folder of features without word vectors; words.txt beside it has them."""
+    """Return a folder of features without word vectors; words.txt beside it has them."""
     folder = make_toy(tmp_path_factory.mktemp("data") / "toy")
     (folder / "vectors.txt").rename(folder.parent / "words.txt")
     return folder
 
 
 def run(toy, out, *options):
-    """metrics.json of a run in a folder."""
+    """Return metrics.json of a run in a folder."""
     baselines.main(["--dataset", str(toy), "--device", "cpu", "--out", str(out),
                     *map(str, options)])
     return json.loads((out / "metrics.json").read_text())
@@ -194,58 +235,48 @@ def test_main_trains_and_reports(name, toy, tmp_path):
     known = tmp_path / "known.csv"
     rows = [[f"s{state}", f"o{object_}", 0.25] for state, object_ in np.ndindex(5, 6)]
     write_rows(known, ["state", "object", "feasibility"], rows)
-    options = ["--model", name, "--epochs", 2, "--feasibility", known]
-    if name != "visprod":  # it needs no words
-        options += ["--vectors", toy.parent / "words.txt"]
-    if name == "tmn":
-        options += ["--width", 4]
-    metrics = run(toy, tmp_path / "run", *options)
+    options = ["--epochs", 2, "--feasibility", known, "--vectors", toy.parent / "words.txt"]
+    metrics = run(toy, tmp_path / "run", "--model", name, *options)
     closed = metrics["test"]["closed"]["exact"]["auc"]
     assert 0 <= metrics["test"]["open"]["exact"]["auc"] <= closed <= 1
-    settings = metrics["settings"]
-    assert settings.items() >= dict(model=name, epochs=2, feasibility=str(known)).items()
-    contents = torch.load(tmp_path / "run/best.pt", weights_only=True)
-    assert (contents["feasibility"] == 0.25).all()
-    if name == "tmn":  # an option, a folder's default, the constructor's own
-        assert contents["config"].items() >= dict(width=4, negatives=20, rank=64).items()
-
-
-def test_two_threads_do_not_race(toy, tmp_path):
-    """Where they add up the gradient of an indexed table, as of aop's matrices."""
-    torch.set_num_threads(2)
-    for name in "ab":
-        run(toy, tmp_path / name, "--model", "aop", "--vectors", "random", "--epochs", 1)
-    torch.set_num_threads(1)
-    first, second = [(tmp_path / name / "best.pt").read_bytes() for name in "ab"]
-    assert first == second
+    expected = dict(model=name, epochs=2, feasibility=str(known))
+    assert metrics["settings"].items() >= expected.items()
+    recorded = read_rows(tmp_path / "run/feasibility.csv")
+    assert {float(row["feasibility"]) for row in recorded} == {0.25}
 
 
 class Mine(baselines.VisProd):
-    def __init__(self, *arguments, scale=1.0):
-        super().__init__(*arguments)
-        self.config["scale"] = scale
+    @dataclass(frozen=True)
+    class Settings(baselines.BaselineModel.Settings):
+        factor: float = setting(1.0, help="a setting of its own", least=0)
 
 
 def test_settings_of_a_model_of_ones_own(toy, tmp_path, monkeypatch):
-    """What DEFAULTS has goes to the constructor and to the training, and an option before it."""
+    """An option comes before the settings of the dataset, and these before the class's own."""
     monkeypatch.setitem(baselines.MODELS, "mine", Mine)
-    own = dict(scale=3.0, epochs=30, min_epoch_steps=9)
-    monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=own))
-    options = ["--model", "mine", "--vectors", "random", "--scale", 2]
+    own = dict(factor=3.0, epochs=30, min_epoch_steps=9)
+    monkeypatch.setitem(baselines.DATASET_SETTINGS, "mine", dict(other=own))
+    options = ["--model", "mine", "--vectors", "random", "--factor", 2]
     settings = run(toy, tmp_path / "own", *options)["settings"]
-    assert settings.items() >= (own | dict(scale=2.0, lr=5e-5)).items()
+    assert settings.items() >= (own | dict(factor=2.0, lr=5e-5)).items()
+
+
+@pytest.mark.parametrize("options, shown, hidden", [
+    ([], "VisProd (two logistic regressions)", "--gating-lr"),
+    (["--model", "aop"], "'mitstates': {'auxiliary': 1000.0}", "--gating-lr")])
+def test_help_explains_the_systems_and_the_settings_of_one(capsys, options, shown, hidden):
+    with pytest.raises(SystemExit):
+        baselines.main([*options, "--help"])
+    text = capsys.readouterr().out
+    assert shown in text and hidden not in text
+    assert text.endswith("example: python -m lab.baselines --model leplus --dataset utzappos\n")
 
 
 @pytest.mark.parametrize("model, option, value, said", [
-    ("tmn", "--gating-lr", -1, "argument --gating-lr: '-1'"),
-    ("tmn", "--layers", 0, "'0': it is 0: expected"),
-    ("aop", "--width", 3, "aop has no setting width: leave"),
-    ("aop", "--feasibility", "none.csv", "none.csv"),
-    ("mine", "--seed", 0, "the defaults of 'other' set width: expected any of epochs, ")])
-def test_options_that_cannot_be_are_one_line(toy, tmp_path, capsys, monkeypatch, model, option,
-                                             value, said):
-    monkeypatch.setitem(baselines.MODELS, "mine", Mine)
-    monkeypatch.setitem(baselines.DEFAULTS, "mine", dict(other=dict(width=3)))
+    ("tmn", "--gating-lr", -1, "gating_lr must be at least 0, got -1"),
+    ("aop", "--width", 3, "unrecognized arguments: --width 3"),
+    ("aop", "--feasibility", "none.csv", "none.csv")])
+def test_options_that_cannot_be_are_one_line(toy, tmp_path, capsys, model, option, value, said):
     with pytest.raises(SystemExit) as end:
         run(toy, tmp_path, "--model", model, "--vectors", "random", option, value)
     last = capsys.readouterr().err.splitlines()[-1]

@@ -1,15 +1,17 @@
 """Tests of evaluate.py: brute force, closed forms, the published evaluator's answers."""
 
-import csv
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+import threading
 import tracemalloc
+import zlib
 from fractions import Fraction
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -393,7 +395,8 @@ BAD = [
     ("unit", "pair", "unit must be one of"),
     ("average", None, "average must be one of"),
     ("confidence", 95, "between 0 and 1.*95"),
-    ("confidence", np.nan, "confidence must be .*numbers"),
+    ("confidence", np.nan, "confidence must hold .*numbers"),
+    ("scores", [[0.5, 1], [0.5]], "scores cannot be converted to an array"),
 ]
 
 
@@ -425,7 +428,6 @@ def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeyp
     ("seen_scores", [0.1, 0.5, 0.0]),
     ("unseen_scores", [0.5, np.nan, 0.1]),
     ("seen_columns", [3, 1, 0]),
-    ("unseen_columns", [3, 3, 4]),
 ])
 def test_bad_kept_scores_are_named(name, value):
     kept = dict(seen_scores=[[0.5, 0.2, 0.1]], seen_columns=[[1, 0, 2]],
@@ -450,13 +452,26 @@ def test_what_cannot_be_compared_is_named(change, message):
     assert compare(sweep, other)["n_seen"] == 1  # other candidates, no pairs
     with pytest.raises(ValueError, match="differ in candidates"):
         sweep.merge(other)
-    with pytest.raises(ValueError, match="bias must be"):
+    with pytest.raises(ValueError, match="bias must hold"):
         accuracy_at(sweep, np.nan)
     for blocks in [], [(np.zeros((0, 2)), TARGET[:0])]:
         with pytest.raises(ValueError, match="no images"):
             threshold_sweep(blocks, SEEN, [0, 0], [0.5])
-    with pytest.raises(ValueError, match="thresholds must be"):
+    with pytest.raises(ValueError, match="thresholds must hold"):
         threshold_sweep([], SEEN, [0, 0], [])
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda sweep: sweep.merge(None), "other must be a BiasSweep, got NoneType"),
+    (lambda sweep: compare(sweep, {}), "sweep_b must be a BiasSweep, got dict"),
+    (lambda sweep: accuracy_at(sweep.report(), 0.0), "sweep must be a BiasSweep, got dict"),
+    (lambda sweep: threshold_sweep(5, SEEN, [0, 0], [0.5]), r"pairs \(scores, target\), got int"),
+    (lambda sweep: threshold_sweep((np.zeros((3, 2)), TARGET), SEEN, [0, 0], [0.5]),
+     r"pairs \(scores, target\), got ndarray"),
+])
+def test_other_types_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(sweep_of(**GOOD))
 
 
 # The script.
@@ -478,25 +493,22 @@ def test_script_prints_and_writes(saved, capsys):
     report = evaluate(**arrays, topk=2, confidence=0.9)
     auc, low, high = (f"{100 * report['auc' + end]:.2f}" for end in ("", "_low", "_high"))
     text = capsys.readouterr().out
-    assert "7 of 9 compositions are candidates" in text and f" {auc} [{low}, {high}]" in text
+    assert "; 7 candidates" in text and f" {auc} [{low}, {high}]" in text
+    assert f" {report['bias']:.2f} [{report['bias_low']:.2f}, " in text
 
-    module.main([file, "--json", "--per-composition", str(folder / "out.csv")])
+    module.main([file, "--json"])
     reports = json.loads(capsys.readouterr().out)
-    for protocol in PROTOCOLS:
-        assert reports[protocol] == evaluate(**arrays, protocol=protocol)
-    rows = list(csv.DictReader((folder / "out.csv").open()))
-    hits = sum(float(row["accuracy_at_best_hm"]) * int(row["images"]) for row in rows)
-    exact = reports["exact"]
-    halves = [(exact[f"hm_{half}"], exact[f"n_{half}"]) for half in ("seen", "unseen")]
-    assert hits == pytest.approx(np.prod(halves, axis=1).sum())
-    assert [rows[3]["state"], rows[3]["object"]] == [*map(str, arrays["pairs"][3])]
+    assert reports == {name: evaluate(**arrays, protocol=name) for name in PROTOCOLS}
 
 
-def test_script_has_null_and_nan_for_what_does_not_exist(tmp_path, capsys):
-    np.savez(tmp_path / "s.npz", scores=np.eye(2), target=np.array([0, 0]), seen=SEEN)
-    module.main([str(tmp_path / "s.npz"), "--json", "--per-composition", str(tmp_path / "s.csv")])
+def test_script_says_what_does_not_exist(tmp_path, capsys):
+    file = str(tmp_path / "s.npz")
+    np.savez(file, scores=np.eye(2), target=np.array([0, 0]), seen=SEEN)
+    module.main([file, "--json"])
     assert json.loads(capsys.readouterr().out)["exact"]["auc"] is None
-    assert (tmp_path / "s.csv").read_text().endswith("\n0,,,1,1,2,0.5,nan,0.0\n")
+    module.main([file])
+    text = capsys.readouterr().out
+    assert text.startswith("2 images of seen and 0 of unseen compositions; 2 candidates")
 
 
 def test_script_compares(saved, capsys):
@@ -510,17 +522,21 @@ def test_script_compares(saved, capsys):
     assert got == compare(*both, 0.95, "composition", average="composition")
     module.main(files)
     text = capsys.readouterr().out
-    assert "of b 9 of 9 compositions are candidates" in text and "auc_difference " in text
+    assert "b, which has 9 candidates" in text and "auc_difference " in text
 
 
 def test_script_finds_the_scores_beside_the_rest(saved, capsys):
     folder, arrays = saved
-    scores = arrays.pop("scores")
-    np.save(folder / "scores.npy", scores)
-    np.savez(folder / "rest.npz", **arrays, more=3)
-    for files in ["rest.npz"], ["scores.npy", "rest.npz"]:
+    every = [f"{name}.npy" for name in arrays]
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "mine.npy", arrays["scores"])
+    want = evaluate(**arrays)
+    del arrays["scores"]
+    np.savez(folder / "rest.npz", **arrays)
+    for files in ["rest.npz"], ["scores.npy", "rest.npz"], ["mine.npy", "rest.npz"], every:
         module.main([*(str(folder / file) for file in files), "--json"])
-        assert json.loads(capsys.readouterr().out)["exact"] == evaluate(scores, **arrays)
+        assert json.loads(capsys.readouterr().out)["exact"] == want
 
 
 def test_script_plots(saved):
@@ -531,18 +547,23 @@ def test_script_plots(saved):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["none.npz"], "No such file.*none.npz"),
-    (["pickled.npz"], "pickled.npz is no .npz or .npy file of plain arrays"),
+    (["none.npz"], "none.npz does not exist"),
+    (["pipe.npy"], "pipe.npy .* is no regular file"),
+    (["scores.npz", "--against", "pipe.npy"], "pipe.npy .* is no regular file"),
+    (["pickled.npz"], "cannot read pickled.npz .*plain arrays"),
     (["target.npz"], "no array scores in .*target.npz"),
+    (["misspelt.npz"], "misspelt.npz holds an unknown array candidate"),
     (["nan.npz"], "nan.npz: scores must be finite"),
-    (["scores.npz", "nan.npz"], "nan.npz holds arrays that .*--against"),
-    (["scores.npz", "--per-composition", "none/out.csv"], "No such file.*none"),
+    (["scores.npz", "nan.npz"], "nan.npz holds .*--against"),
+    (["scores.npz", "--plot", "none/out.png"], "No such file.*none"),
 ])
 def test_bad_files_end_in_one_line(saved, arguments, message, capsys, monkeypatch):
     folder, arrays = saved
     monkeypatch.chdir(folder)
     np.savez("pickled.npz", **{**arrays, "seen": np.array([None, "a"])})
-    np.savez("target.npz", target=TARGET)
+    os.mkfifo("pipe.npy")
+    np.savez("target.npz", target=TARGET, seen=SEEN)
+    np.savez("misspelt.npz", **arrays, candidate=SEEN)
     np.savez("nan.npz", **{**arrays, "scores": arrays["scores"] * np.nan})
     before = sorted(os.listdir())
     with pytest.raises(SystemExit) as end:
@@ -553,28 +574,57 @@ def test_bad_files_end_in_one_line(saved, arguments, message, capsys, monkeypatc
     assert sorted(os.listdir()) == before
 
 
-def test_damaged_archives_end_in_one_line(saved, capsys):
-    folder, arrays = saved
-    np.savez_compressed(folder / "small.npz", **arrays)
-    whole = (folder / "small.npz").read_bytes()
-    rng = np.random.default_rng(0)
-    module.main([str(folder / "small.npz")])
-    answer = capsys.readouterr().out
-    for _ in range(100):  # a flipped byte, but in the names of the directory, which has no sum
+def refused_flips(files, path, bits):
+    """How many of some bits, flipped one at a time, are refused; any other changes nothing."""
+    whole = path.read_bytes()
+    want = module.load(files).report()
+    refused = 0
+    for bit in bits:
         damaged = bytearray(whole)
-        damaged[rng.integers(whole.index(b"PK\x01\x02"))] ^= int(rng.integers(1, 256))
-        (folder / "damaged.npz").write_bytes(damaged)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
         try:
-            module.main([str(folder / "damaged.npz")])
-        except SystemExit as end:
-            error = capsys.readouterr().err
-            assert end.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
-        else:  # a byte that nothing reads
-            assert capsys.readouterr().out == answer
+            assert module.load(files).report() == want, divmod(bit, 8)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    return refused
+
+
+def test_no_flipped_bit_of_an_archive_changes_the_answer(tmp_path):
+    scores, target, seen, masks = problem(1, n=12, p=6)
+    path = tmp_path / "small.npz"
+    np.savez(path, scores=scores, target=target, seen=seen, **masks)
+    assert refused_flips([path], path, range(0, 8 * path.stat().st_size, 19)) > 500
+
+
+def test_damaged_scores_are_refused_by_their_sum(saved):
+    folder, arrays = saved
+    path = folder / "scores.npy"
+    scores = arrays.pop("scores")
+    np.save(path, scores)
+    np.savez(folder / "rest.npz", **arrays, scores_crc32=zlib.crc32(path.read_bytes()))
+    for files in [folder / "rest.npz"], [path, folder / "rest.npz"]:
+        assert refused_flips(files, path, range(0, 9000, 331)) == 28
+        np.save(path, scores)
+
+
+def test_works_where_no_further_thread_can_start(monkeypatch):
+    scores, target, seen, masks = problem(2)
+    want = evaluate(scores, target, seen, **masks)
+    monkeypatch.setattr(module, "BLOCK", 200)
+    monkeypatch.setattr(module, "THREADS", 4)
+    fail = Mock(side_effect=RuntimeError("can't start new thread"))
+    outcomes = iter([threading.Thread.start])
+    monkeypatch.setattr(threading.Thread, "start", lambda self: next(outcomes, fail)(self))
+    for _ in "first", "none":
+        assert evaluate(scores, target, seen, **masks) == want
+    assert fail.call_count == 2
 
 
 def test_the_script_stands_alone(saved):
-    """Beside a foreign common.py, on an ASCII terminal, into a closed pipe, and at Ctrl-C."""
+    """Beside a foreign common.py, on an ASCII terminal, into a closed pipe, with a closed stdout,
+    and at Ctrl-C."""
     folder, _ = saved
     script = folder / "évaluer.py"
     script.write_bytes(Path(module.__file__).read_bytes())
@@ -598,5 +648,7 @@ def test_the_script_stands_alone(saved):
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
+    ended = run(script, "scores.npz", preexec_fn=lambda: os.close(1))
+    assert ended.returncode == 0 and ended.stderr == ""
     ended = run("-c", interrupted, script, "scores.npz")
     assert ended.returncode and ended.stderr == ""

@@ -1,4 +1,4 @@
-"""Several processes: what they share out, that their numbers are those of one, and how they end.
+"""Several processes: how they share work, that their numbers are those of one, and how they end.
 
 Two processes on the CPU, started by torchrun, whose own store chooses free ports.
 """
@@ -20,7 +20,7 @@ from PIL import Image
 
 import compcos
 import two_processes
-from test_experiment import make_toy
+from toy import make_toy
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 300  # seconds until processes that do not end are ended
@@ -39,13 +39,13 @@ def start(commands, folder):
 
 
 def finish(running):
-    """(exit status, stdout, stderr) of what was started."""
+    """Return exit status, stdout and stderr of what was started."""
     out, error = running.communicate(timeout=PATIENCE)
     return running.returncode, out, error
 
 
 def end(running):
-    """Leave nothing behind of what was started."""
+    """Kill what was started."""
     for pid in workers(running.pid):
         os.kill(pid, signal.SIGKILL)
     running.kill()
@@ -60,7 +60,7 @@ def wait_for(path, running):
 
 
 def workers(pid):
-    """The processes that torchrun started."""
+    """Return the numbers of the processes that torchrun started."""
     try:
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
@@ -68,7 +68,7 @@ def workers(pid):
 
 
 def run_one(arguments):
-    """stdout of a command in this process alone, with as many threads as torchrun gives each."""
+    """Return stdout of a command in this process, with as many threads as torchrun gives each."""
     threads = torch.get_num_threads()
     out = io.StringIO()
     torch.set_num_threads(1)
@@ -81,24 +81,24 @@ def run_one(arguments):
 
 
 def compcos_options(toy, *more):
-    """A short training by the paper's recipe."""
+    """Return the arguments of a short training by the paper's recipe."""
     return ["compcos.py", "--dataset", toy, "--recipe", "paper", "--epochs", 3, "--lr", 1e-2,
-            "--batch-size", 32, "--device", "cpu", *more]
+            "--batch-size", 32, "--min-epoch-steps", 4, "--device", "cpu", *more]
 
 
 def endless(toy, out, epochs=100_000):
-    """The last command for two_processes.py: a training that no patience ends."""
+    """Return the arguments of a long training, the last command for two_processes.py."""
     return compcos_options(toy, "--out", out, "--patience", 0, "--epochs", epochs)
 
 
 def seeds_options(toy, folder):
-    """Three seeds, on pixels of the photos."""
+    """Return the arguments of three seeds on pixels of the photos."""
     return compcos_options(toy, "--epochs", 2, "--seed", 0, 1, 2, "--features", "pixels",
                            "--out", folder / "seeds")
 
 
 def metrics_of(folder):
-    """What metrics.json holds, as text, without the versions, which name the processes."""
+    """Return metrics.json as text, without the versions, which name the processes."""
     metrics = json.loads((folder / "metrics.json").read_text())
     del metrics["versions"]
     return json.dumps(metrics)
@@ -107,17 +107,9 @@ def metrics_of(folder):
 # ---- the commands ----
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_epochs():
-    """As in two_processes.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(compcos.FOLDER, "min_epoch_steps", two_processes.EPOCH_STEPS)
-        yield
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """Own data with features, vectors and photos."""
+    """Make data with features, vectors and photos."""
     folder = make_toy(tmp_path_factory.mktemp("data") / "toy")
     (folder / "images").mkdir()
     random = np.random.default_rng(0)
@@ -129,10 +121,10 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(toy, tmp_path_factory):
-    """(folder, exit status, stdout, stderr) of two jobs of two processes each, which start at once.
+    """Return (folder, exit status, stdout, stderr) of two jobs of two processes each.
 
-    The first has done there all that two_processes.py does, until an interrupt in the midst of its
-    last training; of the second, which has only that to do, a process was killed.
+    The first job ran all of two_processes.py, and was interrupted in its last training. The second
+    ran only that training, and one of its processes was killed.
     """
     folder = tmp_path_factory.mktemp("done")
     other = tmp_path_factory.mktemp("killed")
@@ -163,7 +155,7 @@ def done(jobs):
 
 
 def said_by(done, name):
-    """What the first process said in a part that went well in both; the second one said nothing."""
+    """Return the first process's text of a part that went well in both; the second was silent."""
     for rank in (0, 1):
         assert (done / f"{name}-{rank}.ended").exists(), (done / f"{name}-{rank}.txt").read_text()
     assert (done / f"{name}-1.txt").read_text() == ""
@@ -182,9 +174,12 @@ def test_photos_and_seeds_are_spread_bit_for_bit(toy, done, tmp_path):
     assert two.replace(str(done), str(tmp_path)) == one  # every table once, in order
     for name in "seed0", "seed1", "seed2", ".":
         assert metrics_of(done / "seeds" / name) == metrics_of(tmp_path / "seeds" / name)
-    for name in "best.pt", "predictions.csv", "feasibility.csv":
+    for name in "predictions.csv", "feasibility.csv":
         ours = (done / "seeds/seed2" / name).read_bytes()
         assert ours == (tmp_path / "seeds/seed2" / name).read_bytes()
+    ours = compcos.load(done / "seeds/seed2/best.pt").state_dict()
+    for name, weight in compcos.load(tmp_path / "seeds/seed2/best.pt").state_dict().items():
+        assert torch.equal(ours[name], weight)
 
 
 def test_one_seed_is_trained_by_one(toy, done, tmp_path):

@@ -1,8 +1,8 @@
-"""What each of two processes does for test_processes.py: all of it in one start of torchrun.
+"""The script that each of two processes runs for test_processes.py, in one start of torchrun.
 
-python two_processes.py COMMANDS, in JSON {name: [script, arguments...]}; in the working folder
-NAME-RANK.txt then holds what the process said, and NAME-RANK.ended is there if all went well.
-The last command is `endless`, a training that test_processes.py ends.
+python two_processes.py COMMANDS, in JSON {name: [script, arguments...]}. Each part prints to
+NAME-RANK.txt in the working folder, and makes NAME-RANK.ended if it went well. The last command is
+`endless`, a training that test_processes.py ends.
 """
 
 import contextlib
@@ -16,19 +16,18 @@ from unittest.mock import patch
 
 import torch
 
-from lab import shell
 import compcos
-from lab import reproduce
-import train
+from lab import reproduce, run, shell
 
 MAIN = {"compcos.py": compcos.main, "reproduce.py": reproduce.main}
 RANK = shell.rank()
-EPOCH_STEPS = 4
 
 
 def do(name, function, *arguments):
-    """Call a function; what it says goes to NAME-RANK.txt. A command may end in an exit status; any
-    other error is noted there, and NAME-RANK.ended is missing."""
+    """Call a function that prints to NAME-RANK.txt; make NAME-RANK.ended unless an error ends it.
+
+    A command may end in an exit status.
+    """
     with open(f"{name}-{RANK}.txt", "w") as said:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
@@ -42,13 +41,13 @@ def do(name, function, *arguments):
 
 
 def spread():
-    """Each item is worked on once, by a process that is then alone; both get all, in order."""
+    """Check that each item is worked on once, by a process alone; both get all in order."""
     done = list(shell.distribute(range(5), lambda item: (item, RANK, shell.processes())))
     assert done == [(item, (item, item % 2, 1)) for item in range(5)], done
 
 
 def unshared():
-    """A folder that only the first process sees is named."""
+    """Check that a folder which only the first process sees is named."""
     shell.check_shared("shared")
     os.mkdir(f"of-{RANK}")
     with contextlib.chdir(f"of-{RANK}"):
@@ -61,16 +60,14 @@ def unshared():
 
 
 def wrong(arguments):
-    """Both find it, and the first one fails; here a signal comes to the second one meanwhile, as
-    torchrun's does."""
+    """Run a wrong command; the second process gets a signal meanwhile, as torchrun sends it."""
     with patch("time.sleep", lambda seconds: signal.raise_signal(signal.SIGTERM)):
         compcos.main(arguments)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    compcos.FOLDER["min_epoch_steps"] = EPOCH_STEPS
-    train.SAVE_SECONDS = 0.2
+    run.SAVE_SECONDS = 0.2
     do("spread", spread)
     do("unshared", unshared)
     commands = json.loads(sys.argv[1])

@@ -1,0 +1,255 @@
+"""Prediction for photos, what is unlike the training photos, and published checkpoints."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compcos
+import data
+from compcos import CompCos, Ensemble
+from lab import answers, results
+from lab import features as image_features
+from lab.answers import load_published, load_run, predict_images
+from lab.files import read_rows
+from toy import command, make_toy, metrics_of, refusal, run
+
+GOLDEN = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of two members with its data, only read."""
+    folder = tmp_path_factory.mktemp("finished")
+    return run(make_toy(folder / "toy"), folder / "run", "--epochs", 2, "--members", 2)
+
+
+# ---- prediction ----
+
+
+def test_predicting_images(drawn, tmp_path, capsys):
+    """By the command that a run prints; from each candidate set; without what cannot be read."""
+    out = tmp_path / "a run's"
+    command("--data-root", drawn, "--device", "cpu", "--epochs", 1, "--hidden", 64, "--features",
+            "pixels", "--out", out)
+    expectation, last = capsys.readouterr().out.splitlines()[-2:]
+    given = shlex.split(last.partition("; next: ")[2])
+    assert given[:2] == ["python", "compcos.py"]
+    for candidates in results.CANDIDATE_SETS:
+        command(*given[2:], "--candidates", candidates, "--top", 3)
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[0] == expectation) == (candidates == "open_masked")
+        assert candidates in lines[-5] and lines[-4].startswith(given[-1])
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(Path(given[-1]).read_bytes()[:300])
+    options = [*given[2:], broken, "--csv", tmp_path / "new/answers.csv"]
+    assert "broken.png" in refusal(capsys, *options)
+    command(*options, "--skip-broken")
+    images = {row["image"] for row in read_rows(tmp_path / "new/answers.csv")}
+    assert images == {given[-1]}
+
+
+def test_predictions_as_a_table(finished, tmp_path, capsys):
+    """Rows of --csv are those of predict_images, sorted by biased scores; probabilities
+    are the softmax over the candidates allowed; one line for bad input."""
+    features = finished.parent / "toy/features.npz"
+    model = load_run(finished)
+    assert isinstance(model, Ensemble)
+    model.checkpoint["bias"]["open"] = 0.7  # so that the order differs from that of the scores
+    stored = data.read_features(features)
+    rows = predict_images(model, stored["files"], stored["features"], top=30, candidates="open")
+    scores = model(torch.as_tensor(stored["features"])).detach().flatten(1).numpy()
+    biased = scores + 0.7 * ~model.seen.flatten().numpy()
+    ranked = np.array([row["score"] for row in rows]).reshape(len(scores), 30)
+    np.testing.assert_allclose(ranked, -np.sort(-biased), rtol=1e-5, atol=1e-6)
+    shares = torch.tensor(ranked / model.checkpoint["temperature"]["open"]).softmax(1)
+    found = [row["probability"] for row in rows]
+    np.testing.assert_allclose(found, shares.flatten(), rtol=1e-4, atol=1e-7)
+
+    table = tmp_path / "answers.csv"
+    command("--checkpoint", finished / "best.pt", "--features", features, "--top", 2, "--csv",
+            table)
+    expected = predict_images(load_run(finished), stored["files"], stored["features"], top=2)
+    assert read_rows(table) == [{name: str(value) for name, value in row.items()}
+                                for row in expected]
+    given = ["--checkpoint", finished, "--features", features]
+    assert "cannot write" in refusal(capsys, *given, "--csv", finished)
+    assert "either --predict IMAGE" in refusal(capsys, *given, "--predict", "a.png")
+    with pytest.raises(ValueError, match="one of closed, open, open_masked.*got 'new'"):
+        predict_images(model, ["a"], np.ones((1, 16)), candidates="new")
+
+
+def test_expectation_is_measured_on_the_answers_of_prediction(finished):
+    """Confidence, and accuracy by half, from the rows that prediction gives for the test images."""
+    dataset = data.load(str(finished.parent / "toy"))
+    test = image_features.load_features(dataset)[1]["test"]
+    rows = predict_images(load_run(finished), dataset.images["test"], test, top=1)
+    measured = metrics_of(finished)["calibration"]
+    probability = np.mean([row["probability"] for row in rows])
+    assert measured["confidence"] == pytest.approx(probability, rel=1e-6)
+    right = dict(seen=[], unseen=[])
+    for row, truth in zip(rows, dataset.targets["test"]):
+        state, object_ = divmod(int(truth), 6)
+        is_right = (row["state"], row["object"]) == (f"s{state}", f"o{object_}")
+        right["seen" if dataset.seen.flat[truth] else "unseen"].append(is_right)
+    for half, values in right.items():
+        assert measured[half]["accuracy"] == pytest.approx(np.mean(values))
+    assert measured["accuracy"] == pytest.approx(np.mean(right["seen"] + right["unseen"]))
+    assert measured["unseen"]["compositions"] == 4
+    assert measured["unseen"]["accuracy_low"] <= measured["unseen"]["accuracy_high"]
+
+
+def test_a_file_name_that_is_not_utf8_keeps_the_table(finished, tmp_path):
+    rows = predict_images(load_run(finished), ["caf\udce9.jpg"], np.ones((1, 16)), top=1)
+    results.write_rows(tmp_path / "answers.csv", rows[0].keys(), [row.values() for row in rows])
+    assert read_rows(tmp_path / "answers.csv")[0]["image"] == r"caf\udce9.jpg"
+
+
+@pytest.mark.parametrize("change", [b"text", [1, 2], dict(weights={}), dict(format=0),
+                                    dict(extra={})])
+def test_a_best_of_something_else(finished, tmp_path, capsys, change):
+    """Text, another object, no weights, an older format, and a file of `save` without names."""
+    path = tmp_path / "best.pt"
+    if isinstance(change, bytes):
+        path.write_bytes(change)
+    else:
+        if isinstance(change, dict):
+            change = torch.load(finished / "best.pt", weights_only=True) | change
+        torch.save(change, path)
+    error = refusal(capsys, "--checkpoint", path, "--predict", "a.png")
+    assert str(path) in error and "weights_only" not in error
+
+
+def test_a_file_without_a_vocabulary_is_told(tmp_path, capsys):
+    path = tmp_path / "mine.pt"
+    compcos.save(CompCos(np.eye(3), np.eye(3), 8), path, states=["old", "new", "wet"])
+    error = refusal(capsys, "--checkpoint", path, "--predict", "a.png")
+    assert "of a run of `python compcos.py`, but has no run, objects, candidates" in error
+
+
+# ---- unknown content ----
+
+
+def photos(count, middle=0.0, seed=0):
+    """Features (count, 12) about one of four directions, or all about another `middle`."""
+    random = np.random.default_rng(seed)
+    centres = 3 * np.eye(12)[np.arange(count) % 4]
+    return (centres + random.normal(size=(count, 12)) / 2 + middle).astype(np.float32)
+
+
+def test_typicality_from_its_definition():
+    train = photos(80)
+    targets = np.arange(80) % 4 * 5
+    validation = photos(30, seed=1)
+    others = np.concatenate([photos(9, seed=2), -photos(5, seed=3), photos(5, middle=2)])
+    means = np.stack([train[targets == target].mean(0) for target in np.unique(targets)])
+
+    def distance(photo):
+        cosines = means @ photo / np.linalg.norm(means, axis=1) / np.linalg.norm(photo)
+        return 1 - cosines.max()
+
+    known = np.array([distance(photo) for photo in validation])
+    expected = [(1 + np.sum(known >= distance(photo))) / 31 for photo in others]
+    profile = answers.training_profile(train, targets, validation)
+    found = answers.typicality(torch.as_tensor(others), profile)
+    np.testing.assert_allclose(found, expected)
+    assert found.min() == pytest.approx(1 / 31) and found.max() > 0.3
+
+
+def test_one_in_twenty_known_photos_is_marked():
+    """And none with fewer than 19 validation photos, however far it is."""
+    train = photos(400)
+    shares = []
+    for seed in range(40):
+        profile = answers.training_profile(train, np.arange(400) % 4, photos(39, seed=seed + 1))
+        typical = answers.typicality(torch.as_tensor(photos(200, seed=seed + 100)), profile)
+        shares.append(np.mean(typical <= answers.UNLIKE))
+    assert np.mean(shares) == pytest.approx(0.05, abs=3 * np.std(shares) / 40 ** 0.5)
+    for count, marked in ((18, False), (19, True)):
+        profile = answers.training_profile(train, np.arange(400) % 4, photos(count, seed=1))
+        far = answers.typicality(torch.as_tensor(-photos(1)), profile)
+        assert (far[0] <= answers.UNLIKE) == marked
+
+
+@pytest.mark.parametrize("change, count, noted", [
+    (lambda known: known, 300, False), (lambda known: known / 3, 20, True),
+    (lambda known: known / 3, 19, False), (lambda known: -known.sum(0) + known / 10, 20, True)])
+def test_features_of_another_kind_are_noted(finished, capsys, change, count, noted):
+    """Of another length, or far away, from 20 photos on."""
+    stored = data.read_features(finished.parent / "toy/features.npz")["features"]
+    changed = change(stored)[:count]
+    rows = predict_images(load_run(finished), np.arange(len(changed)), changed)
+    assert ("most of these photos" in capsys.readouterr().err) == noted
+    assert {"typicality", "probability"} <= rows[0].keys()
+
+
+def test_unlike_photos_are_marked(finished, tmp_path, capsys):
+    stored = data.read_features(finished.parent / "toy/features.npz")
+    both = np.stack([stored["features"][0], -stored["features"].sum(0)])
+    np.savez(tmp_path / "two.npz", files=["near.png", "far.png"], features=both)
+    command("--checkpoint", finished, "--features", tmp_path / "two.npz", "--top", 1)
+    near, _, far, _ = capsys.readouterr().out.splitlines()[-4:]
+    assert near == "near.png"
+    assert far.startswith("far.png") and "unlike the training photos" in far
+
+
+# ---- published checkpoints ----
+
+
+def golden():
+    """Return the published model's parameters, batch and answers."""
+    arrays = dict(np.load(GOLDEN / "model.npz"))
+    losses = json.loads((GOLDEN / "model.json").read_text())["losses"]
+    weights = {}
+    for name, value in arrays.items():
+        if name.startswith("param/"):
+            weights[name.removeprefix("param/")] = torch.as_tensor(value)
+    return weights, arrays, losses
+
+
+def test_published_model():
+    weights, arrays, losses = golden()
+    x = torch.as_tensor(arrays["x"])
+    target = torch.as_tensor(arrays["state"] * 12 + arrays["object"])
+    model = load_published(weights)
+    np.testing.assert_allclose(model(x).detach(), arrays["cosine"], rtol=0, atol=1e-6)
+    rho = model.feasibility(arrays["seen"])
+    np.testing.assert_allclose(rho, arrays["feasibility"], rtol=0, atol=1e-6)
+    ours = {"image_embedder.mod.3": "image_embedder.4", "image_embedder.mod": "image_embedder",
+            "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    for setting, answer in losses.items():
+        world = "closed" if setting.startswith("closed") else "open"
+        model.settings = compcos.Settings(world=world, scale=50.0, margin=1.0, warmup=15)
+        model.prepare(arrays["seen"])
+        if setting.startswith("open_epoch"):
+            model.after_epoch(int(setting.removeprefix("open_epoch")))
+        model.zero_grad()
+        value = model.loss(x, target)
+        value.backward()
+        assert value.item() == pytest.approx(answer["loss"], rel=1e-5), setting
+        parameters = dict(model.named_parameters())
+        for name, norm in answer["grad_norms"].items():
+            for theirs, mine in ours.items():
+                name = name.replace(theirs, mine)
+            found = float(parameters[name].grad.norm())
+            assert found == pytest.approx(norm, rel=2e-4), (setting, name)
+
+
+def test_published_files_load(tmp_path):
+    """A checkpoint as published: parameters under `net` beside a NumPy scalar; the last layer at 4
+    where dropout counts. float64 keeps its digits."""
+    weights, arrays, _ = golden()
+    exact = {}
+    for name, value in weights.items():
+        exact[name.replace("mod.3", "mod.4")] = value.double() + 1e-12
+    torch.save({"net": exact, "AUC": np.float64(0.3)}, tmp_path / "published.t7")
+    model = load_published(tmp_path / "published.t7")
+    cosines = model(torch.as_tensor(arrays["x"]).double()).detach()
+    np.testing.assert_allclose(cosines, arrays["cosine"], atol=1e-6)
+    assert torch.equal(model.projection.weight, exact["projection.weight"])
+    with pytest.raises(ValueError, match="expected a published CompCos") as raised:
+        load_published(weights | {"projection.weight": torch.zeros(20, 41)})
+    assert "\n" not in str(raised.value)
