@@ -208,7 +208,7 @@ def as_tensor(values, device=None, name="values"):
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be an array of real numbers, got {array.dtype} of shape "
                              f"{array.shape}")
-        values = torch.as_tensor(array)
+        values = torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
     return values.to(device=device)
 
 
@@ -258,8 +258,7 @@ def as_targets(targets, states, objects, count="N"):
     limits = torch.tensor(states * objects)
     if values.ndim == 2:
         limits = torch.tensor([states, objects])
-    wrong = values[(values < 0) | (values >= limits) | (values != values.floor())
-                   | values.isnan()]
+    wrong = values[(values < 0) | (values >= limits) | (values != values.floor())]
     if len(wrong):
         raise ValueError("targets must be whole numbers s * O + o, or pairs (s, o), with s below "
                          f"{states} and o below {objects}, got {wrong[0]:g}")
@@ -281,8 +280,8 @@ def as_mask(name, mask, states, objects):
     mask = as_tensor(mask, "cpu", name)
     check_shape(name, mask, (states, objects), (states * objects,))
     if mask.dtype != torch.bool or not mask.any():
-        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} with "
-                         f"{mask.count_nonzero()} entries that are not 0")
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype}, "
+                         f"{mask.count_nonzero()} of it")
     return mask.reshape(states, objects).numpy().copy()
 
 
@@ -1294,8 +1293,10 @@ def sweep(model, features, targets, seen, candidates, topk=1):
     blocks = {}
     for name, mask in candidates.items():
         allowed = torch.as_tensor(mask.ravel(), device=device)
-        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
         hidden[name] = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
+        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
+        if not len(columns[name]):  # any column will do: BiasSweep ignores it
+            columns[name] = columns[name].new_zeros(1)
         blocks[name] = []
     for _, scores in score_blocks(model, features):
         for name in candidates:

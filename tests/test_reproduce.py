@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import compcos
+import evaluate
 from lab import baselines, reproduce
 from lab.files import read_json, read_rows
 from toy import make_toy, metrics_of
@@ -217,7 +218,9 @@ def test_transcription_of_the_paper():
 def made(toy, tmp_path_factory):
     """The folder of a report of two seeds."""
     out = tmp_path_factory.mktemp("made")
-    run(toy, out, "--only", "qualitative", "--seed", 0, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "RESAMPLES", 20)  # made before the fixture of conftest.py acts
+        run(toy, out, "--only", "qualitative", "--seed", 0, 1)
     return out
 
 
