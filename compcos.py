@@ -37,6 +37,7 @@ from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
 TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
+LEAST_IMAGES = 8  # of a part of a batch: each part costs some passes over (S, O), too
 EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
@@ -632,7 +633,7 @@ class CompCos(nn.Module):
         leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
         competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
         limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
-        chunks = math.ceil(len(target) * competing / limit)
+        chunks = math.ceil(len(target) / max(LEAST_IMAGES, limit // competing))
         total = 0
         for images, truth in zip(leaves[0].chunk(chunks), target.chunk(chunks)):
             loss = self.loss_of(images, leaves[1:], truth) * (len(truth) / len(target))
@@ -854,7 +855,8 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
     check_shape("margin", margin, seen.shape, ())
     # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
     added = torch.where(seen, offsets, -scale * margin).to(cosines.dtype)
-    return image_losses((scale * cosines + added).flatten(1), target).mean()
+    logits = (scale * cosines).add_(added)
+    return image_losses(logits.flatten(1), target).mean()
 
 
 def image_losses(logits, target):

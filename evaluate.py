@@ -202,10 +202,8 @@ class BiasSweep:
         """
         images = self._images()
 
-        def metrics(counts, weights):
-            return _metrics(images, counts, weights, protocol)
-
-        values, _ = _with_intervals(metrics, images, confidence, unit, average)
+        metrics = lambda counts, weights: _metrics(images, counts, weights, protocol)
+        values = _with_intervals(metrics, images, confidence, unit, average)[0]
         return values | {"topk": self.topk, "protocol": protocol}
 
     def _images(self):
@@ -443,11 +441,14 @@ def _best(block, top, group, k):
         penalty = np.full(block.shape[1], -np.inf, block.dtype)
         penalty[group] = 0
         if k == 1:
-            # A row's best column is also the group's best if the group has it. Search the others.
+            # A row's best column is also the group's best if the group has it. Search the others,
+            # unless they are so many that to copy them costs more than it saves.
             best_scores[:, 0] = block[rows, top]
             best_columns[:, 0] = top
-            rows = np.flatnonzero(penalty[top])
-            block = block[rows]
+            lacking = np.flatnonzero(penalty[top])
+            if 2 * len(lacking) < len(block):
+                rows = lacking
+                block = block[lacking]
         left = block + penalty
         column_of = np.arange(len(penalty))
     searched = np.arange(len(rows))
@@ -647,10 +648,7 @@ def _bias_of_entry(curve, i):
     high = np.append(curve.bias[lead > lead[i]], np.inf)[0]
     if low == -np.inf:
         return min(high - 1, 0.0)
-    if high == np.inf:
-        inside = low + 1
-    else:
-        inside = low / 2 + high / 2
+    inside = low + 1 if high == np.inf else low / 2 + high / 2
     return max(inside, np.nextafter(low, np.inf))  # the upper one of neighbouring floats
 
 
@@ -814,9 +812,8 @@ def load(files, topk=1):
     arrays = {}
     for path in map(Path, files):
         contents = _read(path)
-        repeated = arrays.keys() & contents
-        if repeated:
-            raise ValueError(f"{path} holds {min(repeated)}, as a file before it does: pass the "
+        if arrays.keys() & contents:
+            raise ValueError(f"{path} holds an array that a file before it holds, too: pass the "
                              "files of a second system after --against")
         arrays |= contents
     names = ", ".join(map(str, files))
@@ -853,7 +850,7 @@ def _read(path):
         with contents:
             # A comment can swallow the entry behind it, if its length is damaged.
             if contents.zip.testzip() or any(entry.comment for entry in contents.zip.infolist()):
-                raise ValueError("a sum fails")
+                raise ValueError
             arrays = {name: contents[name] for name in contents}
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
         raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no .npz "
@@ -876,10 +873,11 @@ def _print_table(results):
 
 def _cell(result, name):
     """Return an entry as text: fractions in percent, but the bias as it is, with any interval."""
-    if not isinstance(result[name], float):
-        return str(result[name])
+    value = result[name]
+    if not isinstance(value, float):
+        return str(value)
     scale = 1 if name == "bias" else 100
-    cell = f"{scale * result[name]:.2f}"
+    cell = f"{scale * value:.2f}"
     if name + "_low" in result:
         cell += f" [{scale * result[name + '_low']:.2f}, {scale * result[name + '_high']:.2f}]"
     return cell
@@ -899,7 +897,7 @@ def plot(sweep, reports, path):
     """
     from matplotlib.figure import Figure
 
-    axes = Figure(layout="constrained").subplots()
+    axes = Figure().subplots()
     for protocol, report in reports.items():
         curve = sweep.curve(protocol, report["average"])
         axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
@@ -956,7 +954,7 @@ def main(argv=None):
         help=".npz file with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
              "pairs (P, 2); or .npy files of these names; scores.npy beside the first file is "
              "found by itself")
-    add("--against", nargs="+", metavar="FILE",
+    add("--against", nargs="+",
         help="files of a second system b on the same images: print differences (a minus b) with "
              "paired intervals")
     add("--topk", type=int, default=1,

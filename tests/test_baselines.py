@@ -14,7 +14,7 @@ from feasibility import feasibility_scores
 from lab import baselines
 from lab.files import read_rows, write_rows
 from reference import DIRECT, published
-from test_experiment import make_toy
+from toy import make_toy
 
 GOLDEN = np.load(Path(__file__).parent / "data/baselines.npz")
 EXPECTED = json.loads((Path(__file__).parent / "data/baselines.json").read_text())["losses"]

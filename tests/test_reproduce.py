@@ -11,6 +11,7 @@ import pytest
 
 import compcos
 import evaluate
+import lab.run
 from lab import baselines, reproduce
 from lab.files import read_json, read_rows
 from toy import make_toy, metrics_of
@@ -143,10 +144,18 @@ def test_both_recipes(toy, tmp_path):
     assert gain == pytest.approx(aucs[0] - aucs[1]) and f"{100 * gain:.2f} with the strong" in text
 
 
-def test_own_model_and_metric_get_runs_rows_and_columns(toy, tmp_path, monkeypatch):
+def test_own_model_and_metric_get_rows_and_columns(toy, tmp_path, monkeypatch):
+    """A candidate set of one's own changes nothing here."""
+
     class Mine(baselines.VisProd):
         """A system of one's own."""
 
+    original = lab.run.candidate_sets
+
+    def more_sets(seen, *arguments):
+        return original(seen, *arguments) | dict(training=seen.ravel())
+
+    monkeypatch.setattr(lab.run, "candidate_sets", more_sets)
     monkeypatch.setattr(baselines, "MODELS", dict(mine=Mine))
     monkeypatch.setitem(reproduce.COLUMNS, "HM seen", "hm_seen")
     report, text = run(toy, tmp_path, "--only", "table1", "masking", "--mine", "--lr 0.01")
@@ -155,6 +164,7 @@ def test_own_model_and_metric_get_runs_rows_and_columns(toy, tmp_path, monkeypat
     cell = report["table1"]["closed"]["mine"]["exact"]["HM seen"]
     assert cell["mean"] == metrics["test"]["closed"]["exact"]["hm_seen"]
     assert "mine, mask" in report["masking"]["masking"] and "AoP" not in text
+    assert "training" in metrics["test"] and "| HM seen |" in text
 
 
 def test_a_failed_run_is_named_left_out_and_tried_again(toy, tmp_path, monkeypatch, capsys):
