@@ -292,8 +292,8 @@ def as_mask(name, mask, states, objects):
     mask = as_tensor(mask, "cpu", name)
     check_shape(name, mask, (states, objects), (states * objects,))
     if mask.dtype != torch.bool or not mask.any():
-        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype}, "
-                         f"{mask.count_nonzero()} of it")
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} with "
+                         f"{mask.count_nonzero()} entries other than 0")
     return mask.reshape(states, objects).numpy().copy()
 
 
@@ -893,7 +893,8 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     """Train CompCos on images and return the model of the best epoch, in evaluation mode.
 
     In a notebook, set the environment variable GOMP_SPINCOUNT=10000 before torch is imported if
-    other processes use the machine: otherwise idle threads of OpenMP take their time.
+    other processes use the processor: idle threads of OpenMP otherwise spin, and a step takes
+    several times as long.
 
     Args:
         features: numbers (N, F) of the training images, of any type, finite.
@@ -1114,7 +1115,8 @@ def restore(state, model, optimizer, ema):
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
     moments = copy.deepcopy(state["optimizer"])
     optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
-    torch._foreach_copy_(ema.average, state["ema"])
+    for average, value in zip(ema.average, state["ema"]):
+        average.copy_(value)  # also from another device
     ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
