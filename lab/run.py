@@ -429,9 +429,6 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
     """Train and evaluate one seed; write its files into the folder `out`; return the metrics."""
     dataset = inputs.dataset
     seed = record["seed"]
-    if (out / "metrics.json").exists() and not (out / "last.pt").exists():
-        raise ValueError(f"{out} contains a run without last.pt, from which it would continue: "
-                         "pass another --out")
     out.mkdir(parents=True, exist_ok=True)
     arrays = inputs.arrays()
     with compcos.reproducible(inputs.device, seed):
@@ -479,10 +476,13 @@ def train_model(model, arrays, dataset, record, options, out):
     validate = compcos.validator(model, *arrays["val"], world)
     state = None
     path = out / "last.pt"
-    if options.resume and path.exists():
+    if path.exists():  # with --resume, since check_output_folder refuses it otherwise
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
+    elif (out / "metrics.json").exists():
+        raise ValueError(f"{out} contains a run without last.pt, from which it would continue: "
+                         "pass another --out")
     epochs = compcos.train_epochs(model, *arrays["train"], validate, seed=record["seed"],
                                   state=state, eager=options.eager)
     return compcos.finish(model, save_epochs(epochs, state, record, out))

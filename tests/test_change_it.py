@@ -33,7 +33,7 @@ EDITS = {  # file -> (line before which text goes, text)
         ("def describe_run", 'COLUMNS["Gap"] = "gap"\n\n\n')],
     "lab/baselines.py": [("# What datasets change", 'MODELS["mine"] = VisProd\n\n')]}
 UNHARMED = ["tests/test_results.py", "tests/test_answers.py", "tests/test_settings.py"]
-CHOICE = "table or says_of or files_of or saved_scores or wrong_type or one_line"
+CHOICE = "table or says_of or files_of or saved_scores or one_line"
 
 
 def insert(path, anchor, text):

@@ -154,16 +154,14 @@ def test_intervals_say_on_how_much_they_rest():
 
 def test_what_a_run_says_of_itself(finished):
     metrics = metrics_of(finished)
-    lines = results.table_notes(metrics)
     auc = metrics["test"]["open"]["exact"]["auc"]
-    assert f"open {auc:.1%} (4 compositions: too few for an interval)" in lines[0]
     measured = metrics["calibration"]
-    assert f"mean confidence {measured['confidence']:.0%}, accuracy {measured['accuracy']:.0%} (" \
-        in lines[2]
-    sentence = results.expectation(measured)
+    said = "\n".join([*results.table_notes(metrics), results.expectation(measured)])
+    assert f"open {auc:.1%} (4 compositions: too few for an interval)" in said
+    assert f"confidence {measured['confidence']:.0%}, accuracy {measured['accuracy']:.0%} (" in said
     for half, words in (("seen", "training photos"), ("unseen", "none")):
         text = f"of about {measured[half]['accuracy']:.0%} ("
-        assert text in sentence.partition(f"where the composition had {words}")[0]
+        assert text in said.partition(f"where the composition had {words}")[0]
     assert "none" not in results.expectation(dict(seen=measured["seen"]))
 
 
