@@ -16,7 +16,6 @@ fastText builds vectors for unknown words from their n-grams, so that only lower
 two splits are used with it.
 """
 
-import codecs
 import gzip
 import re
 import struct
@@ -80,7 +79,6 @@ FORMATS = ("expected word vectors as text of GloVe or fastText in UTF-8, .bin of
            "fastText, or .npz of `names` (N,) and `vectors` (N, D), complete; each may be .gz")
 CHUNK_SIZE = 1 << 20  # bytes in a read; larger chunks leave the processor's cache and take twice
                       # as long
-HEAD_SIZE = 1 << 20   # bytes that decide on the format
 
 
 def word_vectors(names, *sources, missing="error", root="data"):
@@ -114,7 +112,6 @@ def word_vectors(names, *sources, missing="error", root="data"):
     """
     if missing not in ("error", "random", "mean"):
         raise ValueError(f'missing must be "error", "random" or "mean", got {missing!r}')
-    names = [str(name) for name in names]
     blocks = []
     problems = []
     for source, path in zip(sources, _locate(sources, root)):
@@ -168,14 +165,13 @@ def _random_vector(name, dim):
 def _look_up(names, path, missing):
     """Return vectors (N, D) from one file, and {name: "name (missing words)"} where any lack."""
     kind, vector_of, dim = _read(names, path)
-    known = np.array(list(vector_of.values()), np.float32).reshape(-1, dim)
+    if not vector_of:
+        raise ValueError(f"{path} contains no word of these names: use other vectors")
+    known = np.array(list(vector_of.values()), np.float32)
     vector_of = dict(zip(vector_of, known))
     if not np.isfinite(known).all():
         raise ValueError(f"{path} contains NaN or numbers beyond float32 (3.4e38): use other "
                          "vectors")
-    if not len(known) and missing != "error":
-        raise ValueError(f"{path} contains no word of these names, so that {missing} vectors "
-                         "cannot be made: use other vectors")
 
     vectors = np.zeros((len(names), dim), np.float32)
     incomplete = {}
@@ -258,8 +254,7 @@ def _read(names, path):
     The kind is "glove" (text without a line of counts), "text", "word2vec", "fasttext" or "npz".
     """
     with reading(path, FORMATS), _open(path) as file:
-        kind, count, dim, start = _recognise(file.read(HEAD_SIZE), path)
-        file.seek(start)
+        kind, count, dim = _recognise(file, path)
         needed = set()
         for name in names:
             for words in _splits(name, kind):
@@ -283,35 +278,35 @@ def _open(path):
     return gzip.open(path) if is_gzip else open(path, "rb")
 
 
-def _recognise(head, path):
-    """Return from a file's first bytes its kind, number of words, D, and the offset of the words.
+def _recognise(file, path):
+    """Return the kind of an open file, its number of words and D; set it to where the words begin.
 
-    The number of words and D are None where the first bytes do not contain them.
+    The number of words is None where the first line does not contain it.
     """
-    if head.startswith(FASTTEXT_MAGIC):
-        return "fasttext", None, None, 0
-    if head.startswith(b"PK"):
-        return "npz", None, None, 0
-    start = 3 if head.startswith(codecs.BOM_UTF8) else 0
-    line = head[start:].split(b"\n")[0]
+    line = file.readline(CHUNK_SIZE)
     counts = re.fullmatch(rb"(\d+)\s+([1-9]\d*)\s*", line)
     if counts:  # text and the binary vectors of word2vec begin alike
-        kind = "text" if _is_text(head) else "word2vec"
-        return kind, int(counts[1]), int(counts[2]), start + len(line) + 1
+        count, dim = int(counts[1]), int(counts[2])
+        start = len(line)
+        kind = "text" if _is_text(file.readline(CHUNK_SIZE), dim) else "word2vec"
+    else:
+        count, dim = None, len(line.split()) - 1
+        start = 0
+        if line.startswith(FASTTEXT_MAGIC):
+            kind = "fasttext"
+        elif line.startswith(b"PK"):
+            kind = "npz"
+        elif dim > 0 and _is_text(line, dim):
+            kind = "glove"
+        else:
+            raise ValueError(f"{path} is {describe_file(path)}, and begins with {line[:20]!r}")
+    file.seek(start)
+    return kind, count, dim
 
-    # Some entries contain spaces, but never the first one.
-    if not re.fullmatch(rb".+\s[-+.\deE]+\s*", line) or not _is_text(head):
-        raise ValueError(f"{path} is {describe_file(path)}, and begins with {head[:20]!r}")
-    return "glove", None, len(line.split()) - 1, start
 
-
-def _is_text(head):
-    """Tell whether the first bytes of a file, which may end within a letter, are UTF-8."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in head
+def _is_text(line, dim):
+    """Tell whether the last D entries of a line are numbers."""
+    return all(re.fullmatch(rb"[-+.\deE]+", number) for number in line.split()[-dim:])
 
 
 def _read_text(file, needed, dim):
@@ -327,7 +322,7 @@ def _read_text(file, needed, dim):
         if len(numbers) != dim:
             raise ValueError(f"{word.decode()!r} has {len(numbers)} numbers, the first word {dim}")
         if entry == word:  # some GloVe files also have longer entries, with spaces in them
-            vector_of[words[word]] = np.array([float(number) for number in numbers])
+            vector_of[words[word]] = np.array(numbers, float)
     return vector_of
 
 
@@ -392,11 +387,8 @@ def _read_fasttext(file, needed):
     if pruned > 0 or _take(file, 1) != b"\0":
         raise ValueError("the fastText model is quantised (.ftz): use the full .bin")
 
-    # The matrix: a row for each word, then one for each bucket of n-grams.
-    height, width = struct.unpack("<2q", _take(file, 16))
-    if width != dim or height < word_count + buckets:
-        raise ValueError(f"its matrix is {height} x {width}")
-    start = file.tell()
+    # The matrix: its shape (2 int64), a row for each word, and one for each bucket of n-grams.
+    start = file.tell() + 16
     rows_of = {}
     for word in needed:
         rows = []
@@ -410,8 +402,8 @@ def _read_fasttext(file, needed):
         rows_of[word] = rows
     matrix = {}
     for row in sorted(set().union(*rows_of.values())):  # ascending, since gzip cannot go back
-        file.seek(start + row * 4 * width)
-        matrix[row] = np.frombuffer(_take(file, 4 * width), "<f4")
+        file.seek(start + row * 4 * dim)
+        matrix[row] = np.frombuffer(_take(file, 4 * dim), "<f4")
 
     vector_of = {}
     for word, rows in rows_of.items():
@@ -462,7 +454,7 @@ def _read_npz(file, needed):
                              "give one of them")
         words = arrays["names"].astype(str)  # numbers, too, can be names
         vectors = arrays["vectors"]
-    if vectors.ndim != 2 or vectors.shape[:1] != words.shape:
+    if vectors.shape[:-1] != words.shape:
         raise ValueError(f"`names` has the shape {words.shape}, `vectors` {vectors.shape}")
     vector_of = {}
     for word, vector in zip(words, vectors):
