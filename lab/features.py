@@ -69,7 +69,7 @@ def preprocess(image):
         (3, 224, 224) float32 tensor.
 
     Raises:
-        ValueError: the image holds floats outside [0, 1].
+        ValueError: the image holds floats.
     """
     return _normalise(_crop(rgb(image))[None])[0].contiguous()
 
