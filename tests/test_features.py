@@ -198,7 +198,7 @@ def test_cache_notices_what_changed(tmp_path, cheap, opened):
     np.testing.assert_allclose(load(other, cheap)[1]["train"], colours(other, "train"), atol=1e-5)
     assert sorted(opened[6:]) == ["1.png", "new.png"]
     dataset.path("red_shoe/1.png").unlink()
-    with pytest.raises(FileNotFoundError, match="found neither .*red_shoe/1.png; put"):
+    with pytest.raises(FileNotFoundError, match="found neither .*1.png; put .*--features FILE"):
         load(other, cheap)
 
 
@@ -221,9 +221,6 @@ def test_weights_are_never_guessed(tmp_path, cheap, opened):
         load(dataset, None)
     served = load(dataset, cheap)[1]
     np.testing.assert_allclose(served["train"], 2 * made["train"], atol=1e-5)
-    (tmp_path / "features.npz").unlink()
-    with pytest.raises(FileNotFoundError, match="found neither .*--features FILE"):
-        load(dataset, cheap)
 
 
 def test_an_interrupt_keeps_what_is_extracted(tmp_path, cheap, opened, monkeypatch):
@@ -320,10 +317,8 @@ def test_features_like_those_of_a_run(tmp_path, cheap):
     moved = cheap.rename(tmp_path / "moved.pth")
     with pytest.raises(FileNotFoundError, match="no weights file .*cheap.pth"):
         features.features_like(settings, paths)
-    paths.append(tmp_path / "none.png")
-    like = features.features_like(settings, paths, "cpu", moved, skip_broken=True)
-    np.testing.assert_array_equal(like[:-1], made["train"])
-    assert np.isnan(like[-1]).all()
+    like = features.features_like(settings, paths, "cpu", moved)
+    np.testing.assert_array_equal(like, made["train"])
     moved.write_text("3")
     for other in (settings, dict(backbone="features in clip.npz, frozen")):
         with pytest.raises(ValueError, match=f"trained on {other['backbone'][:9]}.*--weights FILE"):
