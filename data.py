@@ -28,8 +28,7 @@ import torch
 
 from lab import shell
 from lab.files import check_archive, load_tensors, reading, write_rows
-from lab.photos import (broken_photos, list_photos, missing_photos, photo_files, repeated_photos,
-                        with_reasons)
+from lab.photos import broken_photos, list_photos, missing_photos, repeated_photos, with_reasons
 from feasibility import read_pairs
 
 PHASES = "train", "val", "test"
@@ -40,9 +39,7 @@ METADATA = f"metadata_{SPLIT}.t7"
 METADATA_KEYS = "image", "attr", "obj", "set"
 FEATURES = "features.npz", "resnet18_featurers.t7"  # the first that exists is used
 
-# The columns of images.csv, and other names for some (in any case).
-REQUIRED = "image", "state", "object"
-COLUMNS = {"attr": "state", "obj": "object", "set": "split"}
+REQUIRED = "image", "state", "object"  # columns of images.csv
 # The phase of each name that a folder, or a cell in the column split, may have.
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAKE_SPLIT = "`python data.py FOLDER --make-split`"
@@ -227,19 +224,17 @@ def phase_of(row):
 def read_table(file):
     """Yield {column in lower case: text} of each row of a table of images.
 
-    Columns are separated by `,`, `;`, `|` or tab. Empty rows are skipped, other columns are kept,
-    and attr, obj, set stand for state, object, split. ValueError names the first line that is not
-    as expected.
+    Columns are separated by `,`, `;` or tab. Empty rows are skipped, other columns are kept.
+    ValueError names the first line that is not as expected.
     """
     with reading(file, "expected a table of image,state,object,split, saved as `CSV UTF-8`"):
         text = file.read_text(encoding="utf-8-sig")
         header = text.partition("\n")[0]
-        separator = max(",;\t|", key=header.count)
+        separator = max(",;\t", key=header.count)
         # Not splitlines(): it cuts within quotes, and at more than line ends.
         lines = io.StringIO(text, newline="")
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-        names = [name.strip().lower() for name in next(reader, ())]
-        columns = [COLUMNS.get(name, name) for name in names]
+        columns = [name.strip().lower() for name in next(reader, ())]
         if [columns.count(name) for name in REQUIRED] != [1, 1, 1]:
             raise ValueError(f"{file} has the columns {header!r}: remove any line above them, such "
                              "as `sep=,`")
@@ -357,11 +352,6 @@ def read_features(path):
         features = np.asarray(features, np.float32)
         if features.ndim != 2 or features.size == 0 or len(features) != len(files):
             raise ValueError(f"{len(files)} files, features {features.shape}")
-        row_of = dict(zip(files, features))
-        if len(row_of) < len(files):  # an image of two sets may be named twice
-            for name, row in zip(files, features):
-                if (row != row_of[name]).any():
-                    raise ValueError(f"several rows that differ for {name}")
     return {**stored, "files": files, "features": features}
 
 
@@ -400,18 +390,17 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
         raise ValueError(f"{folder}: expected photos in state_object/ or state/object/ folders, or "
                          "rows in images.csv, found none")
     print_names(rows)
-    phases = [phase_of(row) for row in rows]
     if not any(row.get("split") for row in rows):
-        phases = ["train" for _ in rows]
+        for row in rows:
+            row["split"] = "train"
+    phases = set(map(phase_of, rows))
     missing = [phase for phase in PHASES if phase not in phases]
     if not missing or "train" in missing or None in phases:
         raise ValueError(f"{folder} has a split: use it as it is, or remove that column of "
                          "images.csv (or the file, for photos in folders) to make another; only a "
                          "set that no row names is cut out of train")
-    training = [row for row, phase in zip(rows, phases) if phase == "train"]
+    training = [row for row in rows if phase_of(row) == "train"]
     made = assign_splits([(row["state"], row["object"]) for row in training], seed, share)
-    for row, phase in zip(rows, phases):
-        row["split"] = phase
     for row, phase in zip(training, made):
         if phase in missing:
             row["split"] = phase
@@ -573,9 +562,9 @@ def main(argv=None):
     if source is not None:
         read_features(source)
         return
-    unnamed = len(photo_files(dataset.folder)[0]) - len(dataset.every_image)
-    if unnamed > 0:
-        print(f"note: photos in {dataset.folder} that are in no set: {unnamed:,}")
+    problem = missing_photos(dataset)
+    if problem:
+        raise ValueError(problem)
     repeated = repeated_photos(dataset)
     if repeated:
         groups = [" = ".join(images) for images in repeated]
@@ -583,9 +572,6 @@ def main(argv=None):
     broken = broken_photos(dataset)
     if broken:
         print(f"note: cannot be read, and --skip-broken leaves out: {with_reasons(broken)}")
-    problem = missing_photos(dataset)
-    if problem:
-        raise ValueError(problem)
 
 
 if __name__ == "__main__":

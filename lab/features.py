@@ -8,7 +8,6 @@ N images, B images of a batch, F numbers a feature; crops are uint8 (height, wid
 import copy
 import hashlib
 import itertools
-import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +28,6 @@ DIGITS = 8  # the number of digits of a weight file's SHA-256 that name the weig
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 PIXELS = "pixels"  # raw pixels, without a backbone: 16 x 16 of them, as for the built-in data
 BATCH = 64  # images that the network takes at a time
-SAVE_EVERY = 60  # seconds between two writings of the cache, the most that a kill costs
 NESTED = "state_dict", "model_state_dict", "model", "net"  # keys under which loops save parameters
 
 
@@ -71,7 +69,7 @@ def preprocess(image):
         (3, 224, 224) float32 tensor.
 
     Raises:
-        ValueError: the image holds floats outside [0, 1].
+        ValueError: the image holds floats.
     """
     return _normalise(_crop(rgb(image))[None])[0].contiguous()
 
@@ -277,7 +275,7 @@ def _check(broken, total, skip, where=""):
     """
     if not broken:
         return []
-    reasons = with_reasons(broken, 20)
+    reasons = with_reasons(broken)
     if not skip or len(broken) == total:
         raise ValueError(f"{where}no features for {len(broken):,} of {total:,} images: {reasons}; "
                          "mend them, or leave them out by --skip-broken")
@@ -392,15 +390,6 @@ def cache_key(kind, weights, upright):
     return words
 
 
-def _writable_place(own, elsewhere):
-    """Return the path for a new cache and notes: `own`, or `elsewhere` if `own` is read-only."""
-    try:
-        check_writable(own.parent)
-        return own, []
-    except OSError:
-        return elsewhere, [f"{own.parent} cannot be written: features are cached in {elsewhere}"]
-
-
 def _read_cache(path, key):
     """Return {name: (feature, stamp)} of a cache with this key, {} for another file or none.
 
@@ -437,7 +426,7 @@ def _known_rows(dataset, places, key, skip_broken):
         if path.exists():
             stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
     problem = missing_photos(dataset)
-    if problem and not (skip_broken and stamps):
+    if problem and not skip_broken:
         raise FileNotFoundError(f"{problem}; put them there, or give --features FILE; `python "
                                 "data.py` says whether others are broken")
     rows = {}
@@ -461,23 +450,25 @@ def extract_missing(dataset, kind, weights, device, fallback, skip_broken, repla
     broken = {}
     notes = []
     if todo:
-        place, notes = _writable_place(*places)
-        is_written = replace_cache or not place.exists()
+        place = places[0]
+        try:
+            check_writable(dataset.folder)
+        except OSError:
+            place = places[1]
+            notes = [f"{dataset.folder} cannot be written: features are cached in {place}"]
         backbone = kind or load_backbone(weights)
         share = list(todo)[shell.rank()::shell.processes()]
         paths = {name: dataset.path(name) for name in share}
         batches = _batches(paths, backbone, device, dataset.upright, BATCH)
-        saved = time.monotonic()
-        # In each round every process has a batch, or none left.
-        for _ in range(0, len(todo), BATCH * shell.processes()):
-            for features, problems in shell.gather(next(batches, ({}, {}))):
-                rows.update({name: (features[name], todo[name]) for name in features})
-                broken.update(problems)
-            if is_written and time.monotonic() - saved > SAVE_EVERY:
+        try:
+            # In each round every process has a batch, or none left.
+            for _ in range(0, len(todo), BATCH * shell.processes()):
+                for features, problems in shell.gather(next(batches, ({}, {}))):
+                    rows.update({name: (features[name], todo[name]) for name in features})
+                    broken.update(problems)
+        finally:  # also at Ctrl-C, so that the next run extracts the others alone
+            if replace_cache or not place.exists():
                 _write_cache(place, key, rows)
-                saved = time.monotonic()
-        if is_written:
-            _write_cache(place, key, rows)
     return {name: feature for name, (feature, _) in rows.items()}, broken, key, notes
 
 

@@ -4,8 +4,9 @@ import functools
 import glob
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,9 @@ def open_photo(path, upright=True):
         with Image.open(path) as image:
             image.load()
             if upright:
-                turn_upright(image)
+                # Damaged tags raise many kinds of errors, and the picture beside them is whole.
+                with suppress(Exception):
+                    ImageOps.exif_transpose(image, in_place=True)
             image.info.clear()  # tags by which others would turn it once more
             return rgb(image)
     except UnidentifiedImageError:
@@ -48,14 +51,6 @@ def open_photo(path, upright=True):
         raise ValueError(problem) from None
     except Exception as error:  # decoders of broken files raise many kinds
         raise ValueError(str(error) or repr(error)) from error
-
-
-def turn_upright(image):
-    """Turn a decoded image, in place, by its EXIF tag, unless that is damaged."""
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # damaged tags raise many kinds, and the picture beside them is whole
-        pass
 
 
 @functools.cache
@@ -69,20 +64,16 @@ def register_plugins():
 
 
 def rgb(image):
-    """Return an image in RGB, with 16-bit grey values and floats in [0, 1] scaled to 8 bits.
+    """Return an image in RGB, with 16-bit grey values scaled to 8 bits.
 
-    Pillow alone would make these white and black. ValueError: floats outside [0, 1].
+    Pillow alone would make these white. ValueError: the image holds floats, of unknown range.
     """
-    values = np.asarray(image)
     if image.mode == "F":
-        values = 255 * values + 0.5
-        if not (values.min() >= 0 and values.max() < 256):  # true of NaN, too
-            raise ValueError("floats outside [0, 1]: save it with 8 or 16 bits")
-    elif image.mode.startswith("I"):
-        values = (values >> 8).clip(0, 255)
-    else:
-        return image.convert("RGB")
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+        raise ValueError("an image of floats: save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        values = np.asarray(image) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
 
 
 # ---- finding -------------------------------------------------------------------------------------
@@ -175,32 +166,23 @@ def find_images(arguments):
 
 
 def missing_photos(dataset):
-    """Return a line that names the images without a photo, "" if there are none.
-
-    The line also names photos whose names differ from these in case alone, such as .jpg and .JPG.
-    """
+    """Return a line that names the images without a photo, "" if there are none."""
     missing = [image for image in dataset.every_image if not dataset.path(image).exists()]
     if not missing:
         return ""
-    text = (f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/: "
-            f"{shell.shorten(missing)}")
-    spellings = {image.casefold() for image in missing}
-    photos, _ = photo_files(dataset.folder)
-    near = [photo for photo in photos if photo.removeprefix("images/").casefold() in spellings]
-    if near:
-        text += f"; {shell.shorten(near)} there differ only in case"
-    return text
+    return (f"found neither in {dataset.folder}/images/ nor in {dataset.folder}/ (.jpg and .JPG "
+            f"differ): {shell.shorten(missing)}")
 
 
 def broken_photos(dataset):
-    """Return {image: reason} of the photos that exist and cannot be decoded to their end."""
+    """Return {image: reason} of the photos that cannot be decoded to their end."""
     def problem(image):
         try:
             open_photo(dataset.path(image), dataset.upright)
         except ValueError as error:
             return str(error)
 
-    names = [image for image in dataset.every_image if dataset.path(image).exists()]
+    names = dataset.every_image
     broken = {}
     with (ThreadPoolExecutor(DECODERS) as pool,
           shell.Progress("decoding", len(names), "images") as progress):
@@ -213,18 +195,14 @@ def broken_photos(dataset):
 
 def repeated_photos(dataset):
     """Return lists of images of several sets whose files hold the same bytes."""
-    paths = {image: dataset.path(image) for image in dataset.every_image}
-    sizes = {image: path.stat().st_size for image, path in paths.items() if path.exists()}
-    count = Counter(sizes.values())
-    by_content = defaultdict(list)
-    for image, size in sizes.items():
-        if count[size] > 1:  # only files of equal size are read
-            content = paths[image].read_bytes()
-            by_content[hashlib.sha256(content).digest()].append(image)
-    set_of = {image: phase for phase, images in dataset.images.items() for image in images}
-    return [images for images in by_content.values() if len(set(map(set_of.get, images))) > 1]
+    sets_of = defaultdict(dict)  # content -> {image: phase}
+    for phase, images in dataset.images.items():
+        for image in images:
+            content = hashlib.sha256(dataset.path(image).read_bytes()).digest()
+            sets_of[content][image] = phase
+    return [list(phases) for phases in sets_of.values() if len(set(phases.values())) > 1]
 
 
-def with_reasons(broken, most=5):
-    """Return a text of the first few of {name: reason}, and how many more there are."""
-    return shell.shorten([f"{name} ({reason})" for name, reason in broken.items()], most)
+def with_reasons(broken):
+    """Return a text of the first 20 of {name: reason}, and how many more there are."""
+    return shell.shorten([f"{name} ({reason})" for name, reason in broken.items()], 20)

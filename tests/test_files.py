@@ -26,23 +26,14 @@ def test_a_file_appears_whole_and_replaces_the_old(tmp_path):
             assert (tmp_path / ".file.txt.part").exists()  # which the next run overwrites
             assert not path.exists() or path.read_bytes() == b"old"
         assert path.read_bytes() == content.encode() and [*tmp_path.iterdir()] == [path]
-    with files.writing(str(path), "wb", shared=True) as file:
-        file.write(b"\0")
-        # of commands that may write at once none writes the temporary file of another
+    # Commands that may write at once have temporary files of their own.
+    with files.writing(path, "wb", shared=True):
         assert (tmp_path / f".file.txt.{os.getpid()}.part").exists()
-    assert path.read_bytes() == b"\0"
     files.write_rows(path, ["a", "b"], [[1, "x, y"]])
-    assert path.read_bytes() == b'a,b\n1,"x, y"\n'
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_interrupted_file_leaves_no_trace(tmp_path, error):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-    with pytest.raises(error), files.writing(path) as file:
+    with pytest.raises(KeyboardInterrupt), files.writing(path) as file:
         file.write("half of")
-        raise error
-    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b'a,b\n1,"x, y"\n' and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_disk_that_fills_up_is_named_whoever_writes(tmp_path):
@@ -64,32 +55,26 @@ def test_a_disk_that_fills_up_is_named_whoever_writes(tmp_path):
 def test_whatever_is_wrong_with_a_file_is_one_line(tmp_path):
     path = tmp_path / "best.pt"
     path.write_text("x")
-    for error in (KeyError("lr"), RuntimeError("size mismatch\n\tfor states"), EOFError()):
-        with pytest.raises(ValueError, match="best.pt cannot be used .*; train anew") as caught:
+    for error in (RuntimeError("size mismatch\n\tfor states"), EOFError()):
+        with pytest.raises(ValueError, match="best.pt cannot be used .*; train anew$"):
             with files.reading(path, "train anew"):
                 raise error
-        assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="is no plain file; train anew"):
         with files.reading(tmp_path, "train anew"):
             pass
-    with pytest.raises(FileNotFoundError):
-        with files.reading(tmp_path / "none", "train anew") as missing:
-            missing.read_text()
-    with pytest.raises(MemoryError):
-        with files.reading(path, "train anew"):
-            raise MemoryError
+    for error in (FileNotFoundError(2, "none", "none"), MemoryError()):
+        with pytest.raises(type(error)), files.reading(path, "train anew"):
+            raise error
 
 
 def test_a_place_that_cannot_be_written_is_found(tmp_path, monkeypatch):
     files.check_writable(tmp_path / "not/yet/there")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
-    for place in ("file", "file/run"):
-        with pytest.raises(OSError, match="cannot write into .*file is no folder.*another --out"):
-            files.check_writable(tmp_path / place)
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match="cannot write into .*link is no folder"):
-        files.check_writable(tmp_path / "link/run")
+    for place in ("file", "link"):
+        with pytest.raises(OSError, match=f"into .*{place} is no folder.*another --out"):
+            files.check_writable(tmp_path / place / "run")
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # tests may run as root
     with pytest.raises(OSError, match="cannot write into .*read-only: give another --csv"):
         files.check_writable(tmp_path / "not/yet/there", "--csv")
@@ -128,11 +113,11 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch, capsys):
 
 def test_no_code_in_a_file_is_run(tmp_path):
     torch.save({"files": Path("x"), "features": Counter}, tmp_path / "f.t7")
-    with pytest.raises(ValueError, match="f.t7 .*Python objects") as error:
+    with pytest.raises(ValueError, match="f.t7 .*Python objects"):
         files.load_tensors(tmp_path / "f.t7")
-    assert "weights_only" not in str(error.value)
-    with pytest.raises(FileNotFoundError):
-        files.load_tensors(tmp_path / "none.t7")
+    (tmp_path / "f.pt").write_bytes(pickle.dumps(Path("x"), protocol=2))  # as of an old torch.save
+    with pytest.raises(ValueError, match="f.pt cannot be used .*; expected plain data that torch"):
+        files.load_tensors(tmp_path / "f.pt")
 
 
 @pytest.mark.parametrize("content, kind", [
@@ -149,13 +134,10 @@ def test_foreign_files_are_named(tmp_path, content, kind):
         data.read_features(path)
 
 
-def test_archives_and_pickles_of_other_things_are_named(tmp_path):
+def test_archives_of_other_things_are_named(tmp_path):
     np.savez(tmp_path / "f.npz", states=[1], objects=[2])
     with pytest.raises(ValueError, match="f.npz is a zip archive of states.npy, objects.npy; exp"):
         files.load_tensors(tmp_path / "f.npz")
-    (tmp_path / "f.pt").write_bytes(pickle.dumps(Path("x"), protocol=2))
-    with pytest.raises(ValueError, match="f.pt cannot be used .*; expected plain data that torch"):
-        files.load_tensors(tmp_path / "f.pt")
 
 
 def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path):

@@ -9,8 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 METHOD = {"compcos", "evaluate", "feasibility"}
-FILES = [*ROOT.glob("*.py"), *ROOT.glob("lab/*.py")]
-OWN = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
+OWN = {}  # file -> module
+for file in (*ROOT.glob("*.py"), *ROOT.glob("lab/*.py")):
+    OWN[file] = ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
 
 def imports_of(path):
@@ -28,15 +29,11 @@ def imports_of(path):
             assert node.level == 0, f"{path}: a relative import"
             names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            if name in OWN:
+            if name in OWN.values():
                 yield name, node in inside
 
 
-def own_name(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-PRODUCT = {own_name(path): list(imports_of(path)) for path in FILES
+PRODUCT = {name: list(imports_of(path)) for path, name in OWN.items()
            if not path.name.startswith(("test_", "__init__"))}
 
 
@@ -70,21 +67,21 @@ def test_only_commands_import_inside_functions():
         assert not hidden or name in METHOD, f"{name} imports {hidden} inside a function"
 
 
+def word_vectors(before, folder):
+    """Print the shape of word vectors in a process of its own, after a line of Python."""
+    program = (f"{before}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+               "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)")
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, text=True,
+                          capture_output=True)
+
+
 @pytest.mark.parametrize("name", ["evaluate", "data", "compcos"])
 def test_a_file_in_the_way_is_named(name, tmp_path):
     (tmp_path / f"{name}.py").write_text("x = 1\n")
-    program = (f"import sys, {name}\nsys.path.insert(0, {str(ROOT)!r})\n"
-               "from lab.words import word_vectors")
-    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True,
-                           capture_output=True)
-    last = found.stderr.strip().splitlines()[-1]
+    last = word_vectors(f"import {name}", tmp_path).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: {ROOT / name}.py is needed")
     assert str(tmp_path / f"{name}.py") in last and "put" in last
 
 
 def test_word_vectors_from_any_folder(tmp_path):
-    program = (f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-               "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)")
-    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True,
-                           capture_output=True)
-    assert found.stdout == "(1, 300)\n", found.stderr
+    assert word_vectors("", tmp_path).stdout == "(1, 300)\n"

@@ -1,7 +1,6 @@
 """Tests of shell.py: what people see of progress, how scripts end."""
 
 import argparse
-import errno
 import importlib
 import io
 import os
@@ -31,35 +30,18 @@ def script(text, *arguments, **keywords):
 # ---- words and numbers ----
 
 
-@pytest.mark.parametrize("value, limits, fits", [
-    (0, dict(least=0), True), (-1, dict(least=0), False), (0, dict(above=0), False),
-    (1, dict(below=1), False), (0.5, dict(above=0, below=1), True),
-    (float("nan"), {}, False), (float("inf"), {}, False)])
-def test_numbers_are_taken_within_their_limits(value, limits, fits):
-    parse = shell.number(float, **limits)
-    if fits:
-        assert parse(str(value)) == value
-        return
+@pytest.mark.parametrize("text, limits", [
+    ("-1", dict(least=0)), ("0", dict(above=0)), ("1", dict(below=1)), ("nan", {}), ("inf", {})])
+def test_numbers_are_taken_within_their_limits(text, limits):
+    assert shell.number(float, least=0, below=1)("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match="must be a number .*got"):
-        parse(str(value))
+        shell.number(float, **limits)(text)
 
 
 # ---- progress ----
 
 
-def test_progress_is_one_line_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    now = [0.0]
-    monkeypatch.setattr(shell.time, "monotonic", lambda: now[0])
-    with shell.Progress("decoding", total=2000, unit="images") as progress:
-        progress.update(500)  # at once: not shown
-        now[0] = 10.0
-        progress.update(500, note="3 broken")
-    shown = "\r\x1b[Kdecoding 1,000/2000, 100 images/s, 0:00:10 left, 3 broken\n"
-    assert capsys.readouterr() == ("", shown)
-
-
-def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
+def test_progress_is_one_line_on_a_terminal_and_a_line_a_minute_in_a_log(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(shell.time, "monotonic", lambda: now[0])
     progress = shell.Progress("extracting", total=300, unit="images")
@@ -67,6 +49,13 @@ def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
         progress.update(20)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and lines[0] == "extracting 140/300, 2.33 images/s, 0:01:09 left"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shell.Progress("decoding", total=2000, unit="images") as progress:
+        progress.update(500)  # at once: not shown
+        now[0] += 10
+        progress.update(500, note="3 broken")
+    shown = "\r\x1b[Kdecoding 1,000/2000, 100 images/s, 0:00:10 left, 3 broken\n"
+    assert capsys.readouterr() == ("", shown)
 
 
 # ---- scripts ----
@@ -74,8 +63,7 @@ def test_a_batch_log_gets_a_line_a_minute(capsys, monkeypatch):
 
 @pytest.mark.parametrize("error, status, shown", [
     (ValueError("no such mix"), 2, "error: no such mix\n"),
-    (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2,
-     "error: [Errno 2] No such file: 'a.txt'\n"),
+    (FileNotFoundError("no a.txt"), 2, "error: no a.txt\n"),
     (KeyboardInterrupt("saved"), 130, "\nsaved\n"),
     (MemoryError(), 2, "error: out of memory"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory"),
@@ -109,13 +97,15 @@ def test_commands_pass_on_results_warnings_and_mistakes_of_the_program(capsys):
         main({})
 
 
-@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
-def test_signals_save_as_ctrl_c_does(name, status):
-    """A second one does not cut the saving."""
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_save_as_ctrl_c_does(number, status):
+    """A second one does not cut the saving. One that is ignored, as under nohup, stays so."""
     program = """
         import signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         @shell.command
         def main(argv=None):
+            os.kill(os.getpid(), signal.SIGHUP)
             try:
                 print("ready", flush=True)
                 time.sleep(60)
@@ -125,24 +115,9 @@ def test_signals_save_as_ctrl_c_does(name, status):
         main()"""
     process = script(program)
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(getattr(signal, name))
+    process.send_signal(number)
     out, error = process.communicate(timeout=30)
     assert out == "saved\n" and process.returncode == status and "Traceback" not in error
-
-
-def test_signals_that_are_ignored_stay_so():
-    """As under nohup."""
-    program = """
-        import signal
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        @shell.command
-        def main(argv=None):
-            os.kill(os.getpid(), signal.SIGHUP)
-            print("goes on")
-        main()"""
-    process = script(program)
-    out, _ = process.communicate(timeout=30)
-    assert out == "goes on\n" and process.returncode == 0
 
 
 def test_a_reader_that_goes_away_ends_the_work_quietly():
@@ -198,17 +173,13 @@ def test_a_full_disk_is_told_at_the_end(tmp_path):
     assert error == "error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_every_script_helps_in_any_encoding(encoding, monkeypatch):
-    names = []
-    for path in sorted([*HERE.parent.glob("*.py"), *HERE.parent.glob("lab/*.py")]):
-        if "def main(argv=None)" in path.read_text(encoding="utf-8"):
-            names.append(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
-    assert len(names) >= 8
-    for name in names:
-        out = io.TextIOWrapper(io.BytesIO(), encoding)
-        monkeypatch.setattr(sys, "stdout", out)
-        with pytest.raises(SystemExit, match="0"):
-            shell.command(importlib.import_module(name).main)(["--help"])
-        out.flush()
-        assert out.buffer.getvalue().startswith(b"usage: "), name
+@pytest.mark.parametrize("name", [
+    "compcos", "data", "evaluate", "feasibility", "lab.baselines", "lab.benchmark", "lab.download",
+    "lab.reproduce"])
+def test_every_script_helps_in_any_encoding(name, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit, match="0"):
+        shell.command(importlib.import_module(name).main)(["--help"])
+    out.flush()
+    assert out.buffer.getvalue().startswith(b"usage: ")
