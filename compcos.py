@@ -37,7 +37,7 @@ from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
 TRAINING_SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
-LEAST_IMAGES = 8  # of a part of a batch: each part costs some passes over (S, O), too
+LEAST_IMAGES = 8          # images that training passes at once; each time costs passes over (S, O)
 EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
@@ -175,7 +175,6 @@ def check_setting(declared, value):
 
 
 # ---- arguments ----
-
 
 KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
          bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}
