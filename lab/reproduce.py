@@ -36,7 +36,8 @@ import compcos
 from evaluate import PROTOCOLS
 from feasibility import markdown, median_mask, ranked_tables
 from lab import baselines
-from lab.files import read_json, read_rows, write_json, writing
+from lab.figures import answers_of, draw_curves, draw_photos, draw_threshold
+from lab.files import read_json, write_json, writing
 from lab.results import COLUMNS, check_record, deviation, read_feasibility
 from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_options, both_protocols, compcos_settings,
                      load_data, option_of, run_seeds, settings_changes, with_vectors)
@@ -288,8 +289,7 @@ def tables():
 def accuracies(results, name, table):
     """Return the cells of a table, {label: row}, without the rows of failed runs.
 
-    A row is {protocol: {column: cell}} with the `run`. It may also have the "paper" figures by
-    column, and "rejected", the number of seeds for which validation chose no τ that hides anything.
+    A row is {protocol: {column: cell}} with the `run`; it may have the "paper" figures by column.
     """
     paper = of_paper(results, "tables").get(name, dict(rows={}))
     cells = {}
@@ -305,9 +305,6 @@ def accuracies(results, name, table):
             values = [report[protocol].get(f"best_{key}", report[protocol].get(key))
                       for report in reports]
             row[protocol][column] = cell(values)
-        if candidates == "open_masked":
-            sizes = [metrics["candidates"]["val"] for metrics in runs]
-            row["rejected"] = sum(size["open_masked"] == size["open"] for size in sizes)
         if label in paper["rows"]:
             columns = [column.rstrip(".") for column in paper["columns"]]  # Sta. and Obj.
             row["paper"] = dict(zip(columns, np.array(paper["rows"][label]) / 100))
@@ -334,8 +331,6 @@ def table_lines(table, cells, protocol):
     for label, row in cells.items():
         figures = [show(row[protocol][column], 2 if column == "AUC" else 1)
                    for column in table.columns]
-        if row.get("rejected"):
-            label += f" (τ rejected in {row['rejected']} of {row[protocol]['AUC']['seeds']})"
         rows.append([label, row["run"], *figures])
         if "paper" in row:
             theirs = [row["paper"].get(column, np.nan) for column in table.columns]
@@ -398,32 +393,23 @@ def feasibility_text(results):
     return cells, lines
 
 
-def answers_of(metrics, dataset):
-    """Return the truth (N,) of predictions.csv, and the answers (N,) without mask and with it."""
-    index = {pair: number for number, pair in enumerate(product(dataset.states, dataset.objects))}
-    rows = read_rows(metrics["folder"] / "predictions.csv")
-    return [np.array([index[row[f"{column}state"], row[f"{column}object"]] for row in rows])
-            for column in ("", "open_", "open_masked_")]
-
-
 def qualitative_text(results):
     """Return the shares of test images that distractors mislead."""
     dataset = results.inputs.dataset
     exist = dataset.candidates("val") | dataset.candidates("test")
-    others = "in no list"
     if dataset.feasible is not None:
         exist = (dataset.feasible | dataset.seen).ravel()
-        others = "impossible"
+    others = np.array(dataset.compositions)[~exist]
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
-        truth, closed, _ = answers_of(closed_run, dataset)
-        _, full, masked = answers_of(full_run, dataset)
+        truth, closed, _ = answers_of(closed_run)
+        _, full, masked = answers_of(full_run)
         shares.append({
             "only the full model is right": (masked == truth) & (closed != truth),
             "both are wrong": (masked != truth) & (closed != truth),
-            f"{others}: answers of the closed model": ~exist[closed],
-            f"{others}: answers of the full model": ~exist[full],
-            f"{others}: answers of the full model with mask": ~exist[masked]})
+            "implausible answers of the closed model": np.isin(closed, others),
+            "implausible answers of the full model": np.isin(full, others),
+            "implausible answers of the full model with mask": np.isin(masked, others)})
     cells = {kind: cell([share[kind].mean() for share in shares]) for kind in shares[0]}
     return cells, markdown(["share of the test images", "%"],
                            [[kind, show(value)] for kind, value in cells.items()])
@@ -433,17 +419,19 @@ def qualitative_text(results):
 
 
 class Section(NamedTuple):
-    """A section of the report: a note, the tables that name it, a text."""
+    """A section of the report: a note, a picture, the tables that name it, a text."""
 
     title: str
     note: str               # explains the words of the section
     text: Callable = None   # results -> (cells, Markdown lines)
+    draw: Callable = None   # results -> a figure of matplotlib
 
 
 SECTIONS = {
     "table1": Section(
         "Table 1, expanded: all methods in both worlds",
-        "CompCos closed is trained for the closed world, CompCos for the open one."),
+        "CompCos closed is trained for the closed world, CompCos for the open one.",
+        draw=lambda results: draw_curves(results, methods())),
     "margins": Section(
         "Effect of the margins",
         "α is the greatest factor of the feasibility margins. During the warm-up it grows from 0."),
@@ -457,6 +445,10 @@ SECTIONS = {
         "*median*: the less feasible half of the unseen compositions is hidden. *inverse median*: "
         "the other half is hidden, which should be much worse. *best*: the hard mask with the "
         "threshold τ that validation chose."),
+    "threshold": Section(
+        "The threshold of the hard mask",
+        "CompCos on validation (open world, exact protocol), as its mask hides more compositions. "
+        "A marker shows the threshold τ that was chosen for a seed.", draw=draw_threshold),
     "feasibility": Section(
         "The most and least feasible unseen compositions",
         "First seed. The lists are those that the paper shows, or else the first "
@@ -465,13 +457,15 @@ SECTIONS = {
         "Who is misled (test, open world)",
         "The full model is CompCos, the closed model CompCos closed, each at the bias fixed on "
         "validation. *only the full model is right* and *both are wrong* compare the full model "
-        "with its mask and the closed model without one. *in no list*: the answer is a composition "
-        "that neither training nor validation nor test lists. *impossible*: the data say that it "
-        "cannot exist.", qualitative_text),
+        "with its mask and the closed model without one. *implausible*: the data say that the "
+        "composition cannot exist, or, if they say nothing, neither training nor validation nor "
+        "test lists it. The photos are drawn by lot (first seed): at most ten where only the full "
+        "model is right, then at most ten where both are wrong.", qualitative_text, draw_photos),
     "recipes": Section(
         "The paper's recipe and the strong one",
         "CompCos is trained by the paper's recipe, *strong* by the strong one; the scores of "
-        "several members are averaged."),
+        "several members are averaged.",
+        draw=lambda results: draw_curves(results, RECIPES)),
     "ablation": Section(
         "What carries the strong recipe",
         "Each row below the first changes one thing of the strong recipe with 4 members."),
@@ -488,9 +482,20 @@ def needed_runs(sections):
     return {name: run for name, run in all_runs().items() if name in needed}
 
 
+def picture_lines(draw, results, path):
+    """Draw a picture into a file, and return the Markdown lines that show it."""
+    try:
+        draw(results).savefig(path, dpi=120)
+    except Exception as error:  # matplotlib or a photo is missing, or a file is damaged
+        return [f"No picture ({shell.reason(error)}). Mend this and run the command again.", ""]
+    return [f"![{path.stem}]({path.name})", ""]
+
+
 # ---- the report ----
 
 ABOUT = """\
+* *Curves*: accuracy on seen against unseen compositions as the bias on the unseen grows (test, open
+  world, no mask, first seed).
 * *Columns*, in percent. S, U, HM: best accuracy on seen and on unseen compositions, and best
   harmonic mean, over the biases on the unseen. AUC: area under the curve of seen against unseen
   accuracy. Sta, Obj: accuracy of state and object at bias 0. *run*: the folder in `runs/`.
@@ -500,9 +505,9 @@ ABOUT = """\
   compared systems and CompCos closed in the closed world.
 * *mask*: unseen compositions less feasible than τ are hidden. τ is the best of 50 by validation
   AUC, as in the paper; the strong recipe hides at most 5 % of what exists, as far as validation can
-  tell. *τ rejected in 2 of 3*: with that many seeds validation is best without a mask. CompCos
-  closed and CompCos have their own feasibility, the others that of CompCos with the same seed. The
-  paper's CompCos of the open world is the row with mask.
+  tell. Where validation rejects every τ, nothing is hidden, and the row is the one without mask.
+  CompCos closed and CompCos have their own feasibility, the others that of CompCos with the same
+  seed. The paper's CompCos of the open world is the row with mask.
 """
 
 
@@ -536,6 +541,8 @@ def write_report(results, argv, options, failed):
             continue
         cells = {}
         lines += [f"## {section.title}", "", section.note, ""]
+        if section.draw:
+            lines += picture_lines(section.draw, results, options.out / f"{name}.png")
         for table_name, table in tables().items():
             if table.section == name:
                 cells[table_name] = accuracies(results, table_name, table)
