@@ -69,5 +69,5 @@ def draw_photos(results):
             ax.axis("off")
             ax.imshow(open_photo(dataset.path(dataset.images["test"][image]), dataset.upright))
             ax.set_title(f"closed: {closed[image]}\nfull: {full[image]}\ntruth: {truth[image]}",
-                         size=8, loc="left", parse_math=False)
+                         size=8, loc="left")
     return figure

@@ -45,7 +45,6 @@ from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_options, both_protocols
 PAPER = Path(__file__).parent.parent / "results/paper"  # the paper's own tables and lists
 CHOSEN_HERE = ("--world", "--mask", "--resume", "--save-scores")
 LISTED = 25      # rows of a ranked list that the paper does not have
-LATE = 0.9       # of the epochs allowed: a best epoch beyond may not be the best there is
 MASKED = {"": "open", ", mask": "open_masked"}  # what is added to a label -> candidate set
 
 
@@ -300,7 +299,7 @@ def accuracies(results, name, table):
         if not runs:
             continue
         reports = [evaluation(results, metrics, table.phase, candidates) for metrics in runs]
-        row = {protocol: {} for protocol in PROTOCOLS}
+        row = defaultdict(dict)
         for protocol, (column, key) in product(PROTOCOLS, COLUMNS.items()):
             values = [report[protocol].get(f"best_{key}", report[protocol].get(key))
                       for report in reports]
@@ -319,8 +318,7 @@ def evaluation(results, metrics, phase, candidates):
     features, target = results.inputs.arrays()["val"]
     seen = results.inputs.dataset.seen
     model = compcos.load(metrics["folder"] / "best.pt", features.device)
-    rho = model.checkpoint["feasibility"].numpy()
-    mask = median_mask(rho, seen, inverse=candidates == "inverse median")
+    mask = median_mask(model.feasibility(), seen, inverse=candidates == "inverse median")
     swept, _ = compcos.sweep(model, features, target, seen, dict(mask=mask))["mask"]
     return both_protocols(swept)
 
@@ -374,7 +372,7 @@ def feasibility_text(results):
     """Return the ranked lists of the first seed, with the paper's below."""
     dataset = results.inputs.dataset
     runs = results.runs["full"]
-    rho = compcos.load(runs[0]["folder"] / "best.pt").checkpoint["feasibility"].numpy()
+    rho = compcos.load(runs[0]["folder"] / "best.pt").feasibility()
     cells = {}
     lines = []
     ranks_of = ranked_tables(rho, dataset.seen, dataset.states, dataset.objects, top=5)
@@ -403,13 +401,12 @@ def qualitative_text(results):
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
         truth, closed, _ = answers_of(closed_run)
-        _, full, masked = answers_of(full_run)
+        _, _, full = answers_of(full_run)
         shares.append({
-            "only the full model is right": (masked == truth) & (closed != truth),
-            "both are wrong": (masked != truth) & (closed != truth),
+            "only the full model is right": (full == truth) & (closed != truth),
+            "both are wrong": (full != truth) & (closed != truth),
             "implausible answers of the closed model": np.isin(closed, others),
-            "implausible answers of the full model": np.isin(full, others),
-            "implausible answers of the full model with mask": np.isin(masked, others)})
+            "implausible answers of the full model": np.isin(full, others)})
     cells = {kind: cell([share[kind].mean() for share in shares]) for kind in shares[0]}
     return cells, markdown(["share of the test images", "%"],
                            [[kind, show(value)] for kind, value in cells.items()])
@@ -456,11 +453,10 @@ SECTIONS = {
     "qualitative": Section(
         "Who is misled (test, open world)",
         "The full model is CompCos, the closed model CompCos closed, each at the bias fixed on "
-        "validation. *only the full model is right* and *both are wrong* compare the full model "
-        "with its mask and the closed model without one. *implausible*: the data say that the "
-        "composition cannot exist, or, if they say nothing, neither training nor validation nor "
-        "test lists it. The photos are drawn by lot (first seed): at most ten where only the full "
-        "model is right, then at most ten where both are wrong.", qualitative_text, draw_photos),
+        "validation, the full one with its mask. *implausible*: the data say that the composition "
+        "cannot exist, or, if they say nothing, neither training nor validation nor test lists it. "
+        "The photos are drawn by lot (first seed): above at most ten where only the full model is "
+        "right, below at most ten where both are wrong.", qualitative_text, draw_photos),
     "recipes": Section(
         "The paper's recipe and the strong one",
         "CompCos is trained by the paper's recipe, *strong* by the strong one; the scores of "
@@ -487,7 +483,7 @@ def picture_lines(draw, results, path):
     try:
         draw(results).savefig(path, dpi=120)
     except Exception as error:  # matplotlib or a photo is missing, or a file is damaged
-        return [f"No picture ({shell.reason(error)}). Mend this and run the command again.", ""]
+        return [f"No picture: {error}. Mend this and run the command again.", ""]
     return [f"![{path.stem}]({path.name})", ""]
 
 
@@ -516,7 +512,7 @@ def about(results, argv, options, failed):
     dataset = results.inputs.dataset
     record = results.inputs.record
     late = [run for run, found in results.runs.items() if any(
-        metrics["best_epoch"] > LATE * metrics["settings"]["epochs"] for metrics in found)]
+        metrics["best_epoch"] == metrics["settings"]["epochs"] for metrics in found)]
     return [
         f"Data: {dataset.name}, {dataset.seen.sum()} seen compositions of {len(dataset.states)} "
         f"states and {len(dataset.objects)} objects, {len(dataset.targets['test']):,} test images. "
@@ -525,8 +521,8 @@ def about(results, argv, options, failed):
         f"{', '.join(record['vectors'])}.", "",
         f"Made by `python -m lab.reproduce {shlex.join(argv)}`. ± is the sample standard deviation "
         f"(n − 1) of n = {len(results.runs['full'])} seeds. Failed, and left out of the numbers: "
-        f"{'; '.join(failed) or 'none'}. Runs whose best epoch is among the last tenth of those "
-        f"allowed, so that longer training may help: {', '.join(late) or 'none'}.", "", ABOUT]
+        f"{'; '.join(failed) or 'none'}. Runs whose best epoch is the last one allowed, so that "
+        f"longer training may help: {', '.join(late) or 'none'}.", "", ABOUT]
 
 
 def write_report(results, argv, options, failed):
@@ -534,8 +530,7 @@ def write_report(results, argv, options, failed):
     cells, lines = findings(results)
     lines = [f"# The paper's tables on {results.inputs.dataset.name}", "", *lines,
              *about(results, argv, options, failed)]
-    report = dict(command=argv, settings=results.runs["full"][0]["settings"],
-                  seeds=options.seed, failed=failed, findings=cells)
+    report = dict(command=argv, seeds=options.seed, failed=failed, findings=cells)
     for name, section in SECTIONS.items():
         if name not in options.only:
             continue
