@@ -23,12 +23,12 @@ def draw_lines(x_label, y_label, lines):
     """
     from matplotlib.figure import Figure
 
-    ax = Figure().subplots()
+    ax = Figure(layout="constrained").subplots()
     for (label, x, y, marked), marker in zip(lines, cycle("os^DvXP*")):
         points = 100 * np.array([x, y], float)  # None, where there are no images, becomes NaN
         ax.plot(*points, label=label, marker=marker, markevery=marked)
     ax.set(xlabel=x_label, ylabel=y_label)
-    ax.legend()
+    ax.figure.legend(loc="outside lower center", ncols=2)
     return ax.figure
 
 
@@ -48,8 +48,8 @@ def draw_threshold(results):
     lines = []
     for metrics in results.runs["full"]:
         curve = metrics["threshold_curve"]
-        chosen = curve["threshold"].index(metrics["threshold"])
-        lines.append((metrics["folder"].name, curve["removed"], curve["auc"], [chosen]))
+        lines.append((metrics["folder"].name, curve["removed"], curve["auc"],
+                      [curve["threshold"].index(metrics["threshold"])]))
     return draw_lines("compositions hidden (%)", "validation AUC (%)", lines)
 
 

@@ -1,4 +1,4 @@
-"""Make the paper's tables: train what is missing and write report.md and report.json.
+"""Make the paper's tables and figures: train what is missing, write report.md and report.json.
 
     python -m lab.reproduce --dataset shapes --seed 0 1 2 --out results/shapes
     torchrun --nproc-per-node 3 -m lab.reproduce --dataset DIR --only paper recipes ablation
@@ -7,7 +7,7 @@ Runs lie in OUT/runs/NAME/seedK. A finished run is used again, an interrupted on
 one with other settings is refused. With several processes, each trains runs of its own. The
 compared systems are those of baselines.MODELS: call `main` from a file that adds one of yours, and
 it gets runs and rows. A metric of lab.results.COLUMNS gets a column. report.json holds fractions,
-report.md percent.
+report.md percent. The pictures of a report need matplotlib.
 
 A run is an entry of RUNS or ABLATION, a table one of `tables`, a section one of SECTIONS.
 N test images, S states, O objects; a composition (s, o) has the index s * O + o.
@@ -401,12 +401,12 @@ def qualitative_text(results):
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
         truth, closed, _ = answers_of(closed_run)
-        _, _, full = answers_of(full_run)
+        _, unmasked, full = answers_of(full_run)
         shares.append({
             "only the full model is right": (full == truth) & (closed != truth),
             "both are wrong": (full != truth) & (closed != truth),
             "implausible answers of the closed model": np.isin(closed, others),
-            "implausible answers of the full model": np.isin(full, others)})
+            "implausible answers of the full model, no mask": np.isin(unmasked, others)})
     cells = {kind: cell([share[kind].mean() for share in shares]) for kind in shares[0]}
     return cells, markdown(["share of the test images", "%"],
                            [[kind, show(value)] for kind, value in cells.items()])
@@ -481,8 +481,8 @@ def needed_runs(sections):
 def picture_lines(draw, results, path):
     """Draw a picture into a file, and return the Markdown lines that show it."""
     try:
-        draw(results).savefig(path, dpi=120)
-    except Exception as error:  # matplotlib or a photo is missing, or a file is damaged
+        draw(results).savefig(path)
+    except Exception as error:  # matplotlib or a photo may be missing
         return [f"No picture: {error}. Mend this and run the command again.", ""]
     return [f"![{path.stem}]({path.name})", ""]
 
@@ -526,7 +526,7 @@ def about(results, argv, options, failed):
 
 
 def write_report(results, argv, options, failed):
-    """Make the sections and write report.md and report.json."""
+    """Make the sections and write report.md, its pictures and report.json."""
     cells, lines = findings(results)
     lines = [f"# The paper's tables on {results.inputs.dataset.name}", "", *lines,
              *about(results, argv, options, failed)]
@@ -561,9 +561,10 @@ def parse(argv):
     """Return the options, and {system: changes of its settings} that they make."""
     parser = argparse.ArgumentParser(
         "python -m lab.reproduce", allow_abbrev=False, conflict_handler="resolve",
-        description="Make the paper's tables: train what is missing and write a report. Options "
-                    "on data and training go to all runs. --world, --mask, --resume and "
-                    "--save-scores are refused, since they are chosen for each run.",
+        description="Make the paper's tables and figures: train what is missing and write a "
+                    "report. Figures need matplotlib. Options on data and training go to all runs. "
+                    "--world, --mask, --resume and --save-scores are refused, since they are "
+                    "chosen for each run.",
         epilog="example: python -m lab.reproduce --dataset shapes --only paper recipes "
                "'--tmn=--epochs 10 --negatives 20'")
     add_options(parser, compcos.TrainingSettings)
