@@ -36,7 +36,7 @@ from evaluate import BiasSweep
 from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
-TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
+TRAINING_SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
 LEAST_IMAGES = 8  # of a part of a batch: each part costs some passes over (S, O), too
 EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
@@ -246,6 +246,17 @@ def as_features(model, features):
     return features
 
 
+def as_examples(model, features, targets):
+    """Return features as `as_features` does, and their targets as `as_targets` does."""
+    features = as_features(model, features)
+    return features, as_targets(targets, *shape_of(model), len(features))
+
+
+def shape_of(model):
+    """Return the numbers of states and objects."""
+    return len(model.states), len(model.objects)
+
+
 def as_targets(targets, states, objects, count="N"):
     """Return targets as indices (N,), an int64 tensor on the CPU.
 
@@ -281,8 +292,8 @@ def as_mask(name, mask, states, objects):
     mask = as_tensor(mask, "cpu", name)
     check_shape(name, mask, (states, objects), (states * objects,))
     if mask.dtype != torch.bool or not mask.any():
-        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype}, "
-                         f"{mask.count_nonzero()} of it")
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} with "
+                         f"{mask.count_nonzero()} entries other than 0")
     return mask.reshape(states, objects).numpy().copy()
 
 
@@ -311,15 +322,14 @@ def seen_of(model, seen=None):
     if seen is None:
         raise ValueError("seen must be given: this model does not know which compositions were "
                          "seen in training")
-    return as_mask("seen", seen, len(model.states), len(model.objects))
+    return as_mask("seen", seen, *shape_of(model))
 
 
 def candidates_of(model, candidates=None):
     """Return a mask of candidates (S, O) as an array; None: all compositions."""
-    shape = (len(model.states), len(model.objects))
     if candidates is None:
-        return np.ones(shape, bool)
-    return as_mask("candidates", candidates, *shape)
+        return np.ones(shape_of(model), bool)
+    return as_mask("candidates", candidates, *shape_of(model))
 
 
 def pick_device(name="auto"):
@@ -544,7 +554,7 @@ class CompCos(nn.Module):
             ValueError: a mask of another shape or type, targets that are missing, out of range or
                 unseen.
         """
-        seen = as_mask("seen", seen, len(self.states), len(self.objects))
+        seen = as_mask("seen", seen, *shape_of(self))
         if targets is None:
             if self.settings.logit_adjustment:
                 raise ValueError("targets must be given for the logit adjustment, got None: call "
@@ -585,7 +595,7 @@ class CompCos(nn.Module):
                 or unseen where only the seen compete.
         """
         check_prepared(self)
-        target = as_targets(target, len(self.states), len(self.objects), len(features))
+        target = as_targets(target, *shape_of(self), len(features))
         target = target.to(self.seen.device)
         if self.only_seen_compete:
             check_seen(self.seen, target)
@@ -846,15 +856,14 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
         ValueError: other shapes.
     """
     target = as_tensor(target, cosines.device, "target").long()
-    offsets = as_tensor(offsets, cosines.device, "offsets")
-    if seen is None:
-        return image_losses(scale * cosines + offsets, target).mean()
-    seen = as_tensor(seen, cosines.device, "seen")
-    margin = as_tensor(margin, cosines.device, "margin")
-    check_shape("seen", seen, cosines.shape[1:])
-    check_shape("margin", margin, seen.shape, ())
-    # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-    added = torch.where(seen, offsets, -scale * margin).to(cosines.dtype)
+    added = as_tensor(offsets, cosines.device, "offsets")
+    if seen is not None:
+        seen = as_tensor(seen, cosines.device, "seen")
+        margin = as_tensor(margin, cosines.device, "margin")
+        check_shape("seen", seen, cosines.shape[1:])
+        check_shape("margin", margin, seen.shape, ())
+        # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
+        added = torch.where(seen, added, -scale * margin).to(cosines.dtype)
     logits = (scale * cosines).add_(added)
     return image_losses(logits.flatten(1), target).mean()
 
@@ -884,7 +893,8 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     """Train CompCos on images and return the model of the best epoch, in evaluation mode.
 
     In a notebook, set the environment variable GOMP_SPINCOUNT=10000 before torch is imported if
-    other processes use the machine: otherwise idle threads of OpenMP take their time.
+    other processes use the processor: idle threads of OpenMP otherwise spin, and a step takes
+    several times as long.
 
     Args:
         features: numbers (N, F) of the training images, of any type, finite.
@@ -957,8 +967,7 @@ def resolve_candidates(settings, seen, shown=None):
 
 def validator(model, features, targets, candidates=None):
     """Return a function that gives the number by which the best epoch is chosen."""
-    features = as_features(model, features)
-    targets = as_targets(targets, len(model.states), len(model.objects), len(features))
+    features, targets = as_examples(model, features, targets)
     return lambda: selection(evaluate_model(model, features, targets, candidates=candidates))
 
 
@@ -1032,8 +1041,7 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
     """
     settings = model.settings
     seed = check_seed(seed)
-    features = as_features(model, features)
-    targets = as_targets(targets, len(model.states), len(model.objects), len(features))
+    features, targets = as_examples(model, features, targets)
     targets = targets.to(features.device)
     size = min(settings.batch_size, len(features))
     passes = max(1, math.ceil(settings.min_epoch_steps * size / len(features)))
@@ -1107,7 +1115,8 @@ def restore(state, model, optimizer, ema):
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
     moments = copy.deepcopy(state["optimizer"])
     optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
-    torch._foreach_copy_(ema.average, state["ema"])
+    for average, value in zip(ema.average, state["ema"]):
+        average.copy_(value)  # also from another device
     ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
@@ -1259,9 +1268,8 @@ def score_blocks(model, features):
     """
     model.eval()
     compositions = model.compositions()
-    count = len(model.states) * len(model.objects)
     limit = EVALUATION_SCORES.get(features.device.type, EVALUATION_SCORES["cpu"])
-    size = max(1, limit // count)
+    size = max(1, limit // math.prod(shape_of(model)))
     for start in range(0, len(features), size):
         part = slice(start, start + size)
         yield part, model.score(features[part], compositions).flatten(1)
@@ -1290,26 +1298,25 @@ def sweep(model, features, targets, seen, candidates, topk=1):
     targets = as_tensor(targets, "cpu").numpy()
     topk = min(topk, seen.size)
     is_seen = torch.as_tensor(seen.ravel(), device=device)
-    columns = {}  # of the seen candidates, (n,)
-    hidden = {}   # added to the scores, so that only unseen candidates can be best, (C,)
-    blocks = {}
+    sets = {}
     for name, mask in candidates.items():
         allowed = torch.as_tensor(mask.ravel(), device=device)
-        hidden[name] = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
-        columns[name] = (allowed & is_seen).nonzero().squeeze(1)
-        if not len(columns[name]):  # any column will do: BiasSweep ignores it
-            columns[name] = columns[name].new_zeros(1)
-        blocks[name] = []
+        columns = (allowed & is_seen).nonzero().squeeze(1)  # of the seen candidates
+        if not len(columns):  # any column will do: BiasSweep ignores it
+            columns = columns.new_zeros(1)
+        # Added to the scores, it leaves only unseen candidates.
+        hidden = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
+        sets[name] = (columns, hidden, [])
     for _, scores in score_blocks(model, features):
-        for name in candidates:
-            seen_scores, place = best_of(scores[:, columns[name]], topk)
-            unseen_scores, unseen_columns = best_of(scores + hidden[name], topk)
-            blocks[name].append((seen_scores, columns[name][place], unseen_scores, unseen_columns))
+        for columns, hidden, blocks in sets.values():
+            seen_scores, place = best_of(scores[:, columns], topk)
+            unseen_scores, unseen_columns = best_of(scores + hidden, topk)
+            blocks.append((seen_scores, columns[place], unseen_scores, unseen_columns))
     result = {}
-    for name, mask in candidates.items():
-        best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks[name])]
-        swept = BiasSweep(seen.ravel(), candidates=mask.ravel(), pairs=index_pairs(seen.shape),
-                          topk=topk)
+    for name, (_, _, blocks) in sets.items():
+        best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks)]
+        swept = BiasSweep(seen.ravel(), candidates=candidates[name].ravel(),
+                          pairs=index_pairs(seen.shape), topk=topk)
         swept.update_topk(*best, targets)
         result[name] = (swept, best)
     return result
@@ -1333,7 +1340,7 @@ def best_of(scores, topk):
 
 def index_pairs(shape):
     """Return state and object of every composition, (C, 2), in the order s * O + o."""
-    return np.stack(np.unravel_index(np.arange(math.prod(shape)), shape), axis=1)
+    return np.argwhere(np.ones(shape))
 
 
 def evaluate_model(model, features, targets, *, seen=None, candidates=None, protocol="exact",
@@ -1357,8 +1364,7 @@ def evaluate_model(model, features, targets, *, seen=None, candidates=None, prot
     """
     topk = check_value("topk", topk, int, least=1)
     seen = seen_of(model, seen)
-    features = as_features(model, features)
-    targets = as_targets(targets, *seen.shape, len(features))
+    features, targets = as_examples(model, features, targets)
     mask = candidates_of(model, candidates)
     swept, _ = sweep(model, features, targets, seen, dict(given=mask), topk)["given"]
     return swept.report(protocol, confidence, unit)

@@ -1,4 +1,4 @@
-"""Answers for photos: prediction with a trained model, and the authors' published checkpoints.
+"""Prediction for photos with a trained model, and the authors' published checkpoints.
 
 N photos, F features of a photo, S states, O objects, C = S*O compositions, (s, o) at s*O + o.
 """
@@ -15,8 +15,8 @@ from lab.files import check_writable, load_tensors, reading, write_rows
 from lab.results import CANDIDATE_SETS, DEFAULT_CANDIDATES
 
 UNLIKE = 0.05       # a photo of at most this typicality is marked
-FEW_PHOTOS = 20     # fewer tell nothing about the kind of features
-MOST_RATIO = 2.0    # of the length of features to that in training
+FEW_PHOTOS = 20     # with fewer, nothing is said about the kind of their features
+MOST_RATIO = 2.0    # of the median length of features to that in training, or the inverse
 ANSWERS = ("run", "states", "objects", "candidates", "feasibility", "bias", "temperature",
            "profile", "expectation")  # what best.pt holds besides the model
 
@@ -25,7 +25,7 @@ ANSWERS = ("run", "states", "objects", "candidates", "feasibility", "bias", "tem
 
 
 def training_profile(features, targets, validation):
-    """Return what `typicality` needs to know of the data.
+    """Return the statistics of the data that `typicality` compares photos with.
 
     Args:
         features: training features (N, F).
@@ -55,17 +55,18 @@ def typicality(features, profile):
     """Return how typical photos (N, F) are of the training photos, (N,) in (0, 1].
 
     It is (1 + n') / (n + 1), where n' of the n validation photos are at least as far from training
-    (a conformal p-value): about 1 in 20 photos like those of validation has at most 5 %.
+    (a conformal p-value). About 1 in 20 photos like those of validation has at most 5 %.
     """
     known = profile["distances"]
-    nearer = torch.searchsorted(known, distances(features, profile))  # known ones that are nearer
+    nearer = torch.searchsorted(known, distances(features, profile))  # n - n'
     return ((1 + len(known) - nearer) / (len(known) + 1)).numpy()
 
 
 def is_shifted(features, profile, typical):
-    """Tell if photos (N, F) of these typicalities (N,) have features of another kind.
+    """Tell if photos' features (N, F), of typicality (N,), are of another kind than in training.
 
-    Most are marked then, or their length is another one, which a cosine does not show.
+    Then more than half of the photos are marked, or the median length of their features differs,
+    which a cosine does not show.
     """
     if len(features) < FEW_PHOTOS:
         return False
@@ -80,7 +81,8 @@ def load_run(path, device="cpu"):
     """Return the model of a run's best.pt or final.pt, or of the best.pt in a folder.
 
     Raises:
-        ValueError: a file without the names and figures that answers need.
+        OSError: no such file.
+        ValueError: a file that lacks what prediction needs, such as the names.
     """
     path = Path(path)
     if path.is_dir():
@@ -94,25 +96,24 @@ def load_run(path, device="cpu"):
 
 
 def predict_images(model, images, features=None, *, top=5, candidates="open_masked", **how):
-    """Return the best compositions of photos as rows.
+    """Predict the best compositions of photos.
 
     Args:
         model: from `load_run`.
         images: N image files, or any N names if features are given.
-        features: numbers (N, F), made as those of training; None: they are made of the files.
-        top: answers for each photo.
-        candidates: "closed", "open" or "open_masked". The hard mask of the last never hides a
-            composition that the lists of the training data name.
-        how: device, weights and skip_broken, as of `lab.features.features_like`.
+        features: numbers (N, F) of the same kind as in training; None extracts them from the files.
+        top: answers for each photo, at least 1.
+        candidates: "closed", "open" or "open_masked". The hard mask of the last hides no
+            composition that the lists of the dataset name.
+        how: device, weights and skip_broken, see `lab.features.features_like`.
 
     Returns:
-        A dict for each answer, best first: `image, rank, state, object`; `score`, which ranks the
-        answers and includes the bias on the unseen fixed on validation; `probability` among the
-        candidates, at the temperature fitted on validation; `seen`; `feasibility`; `typicality` of
-        the photo, in (0, 1].
+        A dict for each answer, best first: `image, rank, state, object`; `score`, by which answers
+        are ranked, with the bias on the unseen that validation chose; `probability` among the
+        candidates; `seen`; `feasibility`; `typicality` of the photo, in (0, 1].
 
     Raises:
-        ValueError: features of another shape, or candidates that the file does not know.
+        ValueError: features of another shape, or an unknown candidate set.
     """
     checkpoint = model.checkpoint
     if candidates not in checkpoint["candidates"]:
@@ -132,8 +133,8 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     if is_shifted(features, checkpoint["profile"], typical):
         shell.print_status(
             "warning: most of these photos are unlike the training photos, or their features have "
-            "another length, as those of another backbone do: the answers and their "
-            "probabilities may be wrong")
+            "another length, so answers and probabilities may be wrong: check that the features "
+            "come from the same backbone")
     rows = []
     for (i, place), c in np.ndenumerate(indices):
         state, object_ = divmod(int(c), len(checkpoint["objects"]))
@@ -165,7 +166,7 @@ def add_options(parser):
 
 
 def print_predictions(options):
-    """Predict for the command line: print the best compositions of each photo, or write --csv."""
+    """Print the best compositions of each photo, or write them to --csv, as options say."""
     if not options.checkpoint or bool(options.predict) == bool(options.features):
         raise ValueError("prediction needs --checkpoint FILE and either --predict IMAGE ... or "
                          "--features FILE")
@@ -203,8 +204,7 @@ def load_published(state_dict):
 
     Args:
         state_dict: a state dict under the published names, a checkpoint that holds one (see
-            `lab.features.unwrap`), or a file of either. A file's NumPy scalar is admitted, and
-            nothing that runs code.
+            `lab.features.unwrap`), or a file of either, from which no code is run.
 
     Raises:
         ValueError: other parameters.

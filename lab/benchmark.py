@@ -1,18 +1,16 @@
-"""Speed and memory, each as a ratio to a baseline that is measured in the same run.
+"""Measure speed and memory, each as a ratio to a baseline that is measured in the same run.
 
-`python benchmark.py NAME ...`; --help lists the names. Times on shared machines are noisy: a figure
-is the median of `--repeat` runs of each side, taken in turn, and only the ratio is meant.
+`python -m lab.benchmark NAME ...`; --help lists the names. Times on shared machines are noisy:
+each figure is the median of `--repeat` runs, taken in turns with its baseline. Compare ratios, not
+times.
 
-Legend: N images, B images of a batch, S states, O objects, C = S*O compositions, D numbers of an
+Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, D numbers of an
 embedding, F features of an image. Data is made up.
 """
 
 import argparse
-import io
-import tempfile
 import time
 import tracemalloc
-from contextlib import redirect_stdout
 
 from lab import shell
 
@@ -23,17 +21,19 @@ import numpy as np
 import torch
 
 import compcos
-from lab import run as experiment
-import train
 from evaluate import BiasSweep, evaluate, threshold_sweep
 from feasibility import feasibility_scores
-from lab.features import pick_device
 
 MIT_STATES = (115, 245)  # states, objects
 
 
 def timed(*functions, repeat):
-    """Median seconds of each function, called in turn `repeat` times so that noise hits all."""
+    """Return the median seconds of each function, after a first call that is not timed.
+
+    They are called in turns, `repeat` times, so that noise hits all.
+    """
+    for function in functions:
+        function()  # a device starts, memory is taken, a step is captured
     seconds = [[] for _ in functions]
     for _ in range(repeat):
         for function, taken in zip(functions, seconds):
@@ -44,7 +44,7 @@ def timed(*functions, repeat):
 
 
 def random_seen(random, S, O):
-    """(S, O) bool: one of 22 compositions, as of MIT-States, and one more of each object."""
+    """Return a mask (S, O) of one in 22 compositions, as in MIT-States, and one of each object."""
     seen = random.random((S, O)) < 1 / 22
     seen[np.arange(O) % S, np.arange(O)] = True
     return seen
@@ -54,11 +54,10 @@ def random_seen(random, S, O):
 
 
 def bench_evaluate(options):
-    """One exact evaluation at MIT-States' size beside one argmax of the scores; 50 thresholds of
-    the hard mask beside one evaluation."""
+    """Time an exact evaluation beside one argmax, and 50 thresholds of the mask beside it."""
     random = np.random.default_rng(0)
     seen = random_seen(random, *MIT_STATES).ravel()
-    n = 12995  # test images
+    n = 12995  # test images of MIT-States
     p = len(seen)
     scores = random.random((n, p), dtype=np.float32)
     target = np.where(random.random(n) < 0.3, scores.argmax(1), random.integers(p, size=n))
@@ -84,7 +83,7 @@ def bench_evaluate(options):
 
 
 def bench_feasibility(options):
-    """Feasibility of every composition beside a double loop over them."""
+    """Time the feasibility of every composition beside a double loop over them."""
     random = np.random.default_rng(0)
     for S, O, D in ((*MIT_STATES, 600), (413, 674, 300)):
         case = (random.normal(size=(S, D)), random.normal(size=(O, D)), random_seen(random, S, O))
@@ -95,7 +94,7 @@ def bench_feasibility(options):
 
 
 def plain_feasibility(state_vectors, object_vectors, seen):
-    """Eq. 3 to 5, a composition at a time: (S, D), (O, D), (S, O) bool -> (S, O)."""
+    """Return the feasibility (S, O) of Eq. 3 to 5, a composition at a time."""
     states = state_vectors / np.linalg.norm(state_vectors, axis=1, keepdims=True)
     objects = object_vectors / np.linalg.norm(object_vectors, axis=1, keepdims=True)
     scores = np.ones(seen.shape)
@@ -112,33 +111,32 @@ def plain_feasibility(state_vectors, object_vectors, seen):
 class Unchunked(compcos.CompCos):
     """The factorised form, all images of a batch at once."""
 
-    def loss(self, features, target):
-        """Eq. 7 of all scores (B, S, O)."""
-        scores = self.score(features, self.compositions())
-        return compcos.compcos_loss(scores, target, **self.loss_arguments)
+    def backward(self, features, target):
+        """Add the gradients of the loss of all scores (B, S, O)."""
+        loss = self.loss_of(self.embed_images(features), self.compositions(), target)
+        loss.backward()
+        return loss
 
 
 class Plain(Unchunked):
     """The plain form: Eq. 1 as it is written, every composition embedded by W [φ(s); φ(o)]."""
 
     def compositions(self):
-        """All embeddings, (C, D)."""
-        columns = torch.arange(self.seen.numel(), device=self.seen.device)
-        objects = self.seen.shape[1]
-        return self.embed_compositions(torch.stack([columns // objects, columns % objects], 1))
+        """Return all embeddings, (C, D)."""
+        return self.embed_compositions(torch.ones_like(self.seen).nonzero())
 
-    def score(self, features, compositions):
-        """(B, F), (C, D) -> (B, S, O)."""
-        return (self.embed_images(features) @ compositions.T).view(-1, *self.seen.shape)
+    def composition_scores(self, images, compositions, pairs=None):
+        """Return the cosines (B, S, O) of images (B, D); there are no chosen pairs here."""
+        return (images @ compositions.T).view(-1, *self.seen.shape)
 
 
 def bench_step(options):
-    """An open-world training step beside the plain form, and the factorised one without chunks.
+    """Time an open-world training step beside the plain form, and beside one without chunks.
 
-    On CUDA all three are captured, as train.py does.
+    On CUDA all three are captured, as in training.
     """
     S, O = options.size
-    device = pick_device()
+    device = compcos.pick_device()
     calls = 50 if device.type == "cuda" else 3
     random = np.random.default_rng(0)
     seen = random_seen(random, S, O)
@@ -149,14 +147,13 @@ def bench_step(options):
     def steps_of(kind):
         model = kind(torch.randn(S, 600), torch.randn(O, 600), 512).to(device).prepare(seen)
         model.after_epoch(15)  # from now on all compositions compete, with margins
-        step, total = train.make_step(model, train.adam(model, 5e-5, 5e-5, device), features, target)
+        step, total = compcos.make_step(model, compcos.adam(model, device), features, target)
 
         def run():
             for _ in range(calls):
                 step(order)
             float(total)  # waits for a GPU
 
-        run()  # warms up, and captures
         return run
 
     runs = [steps_of(kind) for kind in (compcos.CompCos, Plain, Unchunked)]
@@ -166,34 +163,6 @@ def bench_step(options):
           "times")
 
 
-# ---- whole trainings ----
-
-
-def bench_members(options):
-    """Training and all evaluation on the built-in data: the strong recipe with 1, 4 and 16 members
-    beside the paper's. Two cores need minutes."""
-    with tempfile.TemporaryDirectory() as folder:
-        paper = time_run(folder, "paper", 1)
-        for members in (1, 4, 16):
-            seconds = time_run(folder, "strong", members)
-            print(f"strong recipe, members {members}: {seconds:.1f} s, {seconds / paper:.1f} times "
-                  "the paper's")
-
-
-def time_run(folder, recipe, members, epochs=40):
-    """Seconds of so many epochs and all evaluation on the built-in data below a folder."""
-    parser = argparse.ArgumentParser()
-    compcos.add_options(parser)
-    with tempfile.TemporaryDirectory() as out, redirect_stdout(io.StringIO()):
-        options = parser.parse_args([
-            "--data-root", folder, "--recipe", recipe, "--members", str(members),
-            "--epochs", str(epochs), "--patience", "0", "--out", out])
-        prepared = experiment.prepare(options, "compcos", compcos.defaults(recipe))
-        start = time.perf_counter()
-        experiment.experiment(lambda: compcos.make_model(prepared), prepared)
-        return time.perf_counter() - start
-
-
 # ---- the command ----
 
 
@@ -201,20 +170,19 @@ BENCHMARKS = {
     "evaluate": bench_evaluate,
     "feasibility": bench_feasibility,
     "step": bench_step,
-    "members": bench_members,
 }
 
 
 def main(argv=None):
-    """Run the benchmarks named (all when none is)."""
+    """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=BENCHMARKS, default=list(BENCHMARKS),
-                        help="default: all")
+                        help="what to measure (default: all)")
     parser.add_argument("--repeat", type=int, default=5,
-                        help="runs of each side; the median counts (default 5)")
+                        help="timed runs of each side, of which the median is taken (default 5)")
     parser.add_argument("--size", type=int, nargs=2, default=MIT_STATES, metavar=("S", "O"),
-                        help="of `step`: states and objects (default 115 245)")
+                        help="states and objects of `step` (default: 115 245, MIT-States)")
     options = parser.parse_args(argv)
     for name in options.names:
         BENCHMARKS[name](options)

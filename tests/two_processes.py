@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 
 import compcos
+import evaluate
 from lab import reproduce, run, shell
 
 MAIN = {"compcos.py": compcos.main, "reproduce.py": reproduce.main}
@@ -68,6 +69,7 @@ def wrong(arguments):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     run.SAVE_SECONDS = 0.2
+    evaluate.RESAMPLES = 20  # as in conftest.py
     do("spread", spread)
     do("unshared", unshared)
     commands = json.loads(sys.argv[1])
