@@ -1,4 +1,4 @@
-"""Make the paper's tables: train what is missing and write report.md and report.json.
+"""Make the paper's tables and figures: train what is missing, write report.md and report.json.
 
     python -m lab.reproduce --dataset shapes --seed 0 1 2 --out results/shapes
     torchrun --nproc-per-node 3 -m lab.reproduce --dataset DIR --only paper recipes ablation
@@ -7,7 +7,7 @@ Runs lie in OUT/runs/NAME/seedK. A finished run is used again, an interrupted on
 one with other settings is refused. With several processes, each trains runs of its own. The
 compared systems are those of baselines.MODELS: call `main` from a file that adds one of yours, and
 it gets runs and rows. A metric of lab.results.COLUMNS gets a column. report.json holds fractions,
-report.md percent.
+report.md percent. The pictures of a report need matplotlib.
 
 A run is an entry of RUNS or ABLATION, a table one of `tables`, a section one of SECTIONS.
 N test images, S states, O objects; a composition (s, o) has the index s * O + o.
@@ -36,7 +36,8 @@ import compcos
 from evaluate import PROTOCOLS
 from feasibility import markdown, median_mask, ranked_tables
 from lab import baselines
-from lab.files import read_json, read_rows, write_json, writing
+from lab.figures import answers_of, draw_curves, draw_photos, draw_threshold
+from lab.files import read_json, write_json, writing
 from lab.results import COLUMNS, check_record, deviation, read_feasibility
 from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_options, both_protocols, compcos_settings,
                      load_data, option_of, run_seeds, settings_changes, with_vectors)
@@ -44,7 +45,6 @@ from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_options, both_protocols
 PAPER = Path(__file__).parent.parent / "results/paper"  # the paper's own tables and lists
 CHOSEN_HERE = ("--world", "--mask", "--resume", "--save-scores")
 LISTED = 25      # rows of a ranked list that the paper does not have
-LATE = 0.9       # of the epochs allowed: a best epoch beyond may not be the best there is
 MASKED = {"": "open", ", mask": "open_masked"}  # what is added to a label -> candidate set
 
 
@@ -288,8 +288,7 @@ def tables():
 def accuracies(results, name, table):
     """Return the cells of a table, {label: row}, without the rows of failed runs.
 
-    A row is {protocol: {column: cell}} with the `run`. It may also have the "paper" figures by
-    column, and "rejected", the number of seeds for which validation chose no τ that hides anything.
+    A row is {protocol: {column: cell}} with the `run`; it may have the "paper" figures by column.
     """
     paper = of_paper(results, "tables").get(name, dict(rows={}))
     cells = {}
@@ -300,14 +299,11 @@ def accuracies(results, name, table):
         if not runs:
             continue
         reports = [evaluation(results, metrics, table.phase, candidates) for metrics in runs]
-        row = {protocol: {} for protocol in PROTOCOLS}
+        row = defaultdict(dict)
         for protocol, (column, key) in product(PROTOCOLS, COLUMNS.items()):
             values = [report[protocol].get(f"best_{key}", report[protocol].get(key))
                       for report in reports]
             row[protocol][column] = cell(values)
-        if candidates == "open_masked":
-            sizes = [metrics["candidates"]["val"] for metrics in runs]
-            row["rejected"] = sum(size["open_masked"] == size["open"] for size in sizes)
         if label in paper["rows"]:
             columns = [column.rstrip(".") for column in paper["columns"]]  # Sta. and Obj.
             row["paper"] = dict(zip(columns, np.array(paper["rows"][label]) / 100))
@@ -322,8 +318,7 @@ def evaluation(results, metrics, phase, candidates):
     features, target = results.inputs.arrays()["val"]
     seen = results.inputs.dataset.seen
     model = compcos.load(metrics["folder"] / "best.pt", features.device)
-    rho = model.checkpoint["feasibility"].numpy()
-    mask = median_mask(rho, seen, inverse=candidates == "inverse median")
+    mask = median_mask(model.feasibility(), seen, inverse=candidates == "inverse median")
     swept, _ = compcos.sweep(model, features, target, seen, dict(mask=mask))["mask"]
     return both_protocols(swept)
 
@@ -334,8 +329,6 @@ def table_lines(table, cells, protocol):
     for label, row in cells.items():
         figures = [show(row[protocol][column], 2 if column == "AUC" else 1)
                    for column in table.columns]
-        if row.get("rejected"):
-            label += f" (τ rejected in {row['rejected']} of {row[protocol]['AUC']['seeds']})"
         rows.append([label, row["run"], *figures])
         if "paper" in row:
             theirs = [row["paper"].get(column, np.nan) for column in table.columns]
@@ -379,7 +372,7 @@ def feasibility_text(results):
     """Return the ranked lists of the first seed, with the paper's below."""
     dataset = results.inputs.dataset
     runs = results.runs["full"]
-    rho = compcos.load(runs[0]["folder"] / "best.pt").checkpoint["feasibility"].numpy()
+    rho = compcos.load(runs[0]["folder"] / "best.pt").feasibility()
     cells = {}
     lines = []
     ranks_of = ranked_tables(rho, dataset.seen, dataset.states, dataset.objects, top=5)
@@ -398,32 +391,22 @@ def feasibility_text(results):
     return cells, lines
 
 
-def answers_of(metrics, dataset):
-    """Return the truth (N,) of predictions.csv, and the answers (N,) without mask and with it."""
-    index = {pair: number for number, pair in enumerate(product(dataset.states, dataset.objects))}
-    rows = read_rows(metrics["folder"] / "predictions.csv")
-    return [np.array([index[row[f"{column}state"], row[f"{column}object"]] for row in rows])
-            for column in ("", "open_", "open_masked_")]
-
-
 def qualitative_text(results):
     """Return the shares of test images that distractors mislead."""
     dataset = results.inputs.dataset
     exist = dataset.candidates("val") | dataset.candidates("test")
-    others = "in no list"
     if dataset.feasible is not None:
         exist = (dataset.feasible | dataset.seen).ravel()
-        others = "impossible"
+    others = np.array(dataset.compositions)[~exist]
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
-        truth, closed, _ = answers_of(closed_run, dataset)
-        _, full, masked = answers_of(full_run, dataset)
+        truth, closed, _ = answers_of(closed_run)
+        _, unmasked, full = answers_of(full_run)
         shares.append({
-            "only the full model is right": (masked == truth) & (closed != truth),
-            "both are wrong": (masked != truth) & (closed != truth),
-            f"{others}: answers of the closed model": ~exist[closed],
-            f"{others}: answers of the full model": ~exist[full],
-            f"{others}: answers of the full model with mask": ~exist[masked]})
+            "only the full model is right": (full == truth) & (closed != truth),
+            "both are wrong": (full != truth) & (closed != truth),
+            "implausible answers of the closed model": np.isin(closed, others),
+            "implausible answers of the full model, no mask": np.isin(unmasked, others)})
     cells = {kind: cell([share[kind].mean() for share in shares]) for kind in shares[0]}
     return cells, markdown(["share of the test images", "%"],
                            [[kind, show(value)] for kind, value in cells.items()])
@@ -433,17 +416,19 @@ def qualitative_text(results):
 
 
 class Section(NamedTuple):
-    """A section of the report: a note, the tables that name it, a text."""
+    """A section of the report: a note, a picture, the tables that name it, a text."""
 
     title: str
     note: str               # explains the words of the section
     text: Callable = None   # results -> (cells, Markdown lines)
+    draw: Callable = None   # results -> a figure of matplotlib
 
 
 SECTIONS = {
     "table1": Section(
         "Table 1, expanded: all methods in both worlds",
-        "CompCos closed is trained for the closed world, CompCos for the open one."),
+        "CompCos closed is trained for the closed world, CompCos for the open one.",
+        draw=lambda results: draw_curves(results, methods())),
     "margins": Section(
         "Effect of the margins",
         "α is the greatest factor of the feasibility margins. During the warm-up it grows from 0."),
@@ -457,6 +442,10 @@ SECTIONS = {
         "*median*: the less feasible half of the unseen compositions is hidden. *inverse median*: "
         "the other half is hidden, which should be much worse. *best*: the hard mask with the "
         "threshold τ that validation chose."),
+    "threshold": Section(
+        "The threshold of the hard mask",
+        "CompCos on validation (open world, exact protocol), as its mask hides more compositions. "
+        "A marker shows the threshold τ that was chosen for a seed.", draw=draw_threshold),
     "feasibility": Section(
         "The most and least feasible unseen compositions",
         "First seed. The lists are those that the paper shows, or else the first "
@@ -464,14 +453,15 @@ SECTIONS = {
     "qualitative": Section(
         "Who is misled (test, open world)",
         "The full model is CompCos, the closed model CompCos closed, each at the bias fixed on "
-        "validation. *only the full model is right* and *both are wrong* compare the full model "
-        "with its mask and the closed model without one. *in no list*: the answer is a composition "
-        "that neither training nor validation nor test lists. *impossible*: the data say that it "
-        "cannot exist.", qualitative_text),
+        "validation, the full one with its mask. *implausible*: the data say that the composition "
+        "cannot exist, or, if they say nothing, neither training nor validation nor test lists it. "
+        "The photos are drawn by lot (first seed): above at most ten where only the full model is "
+        "right, below at most ten where both are wrong.", qualitative_text, draw_photos),
     "recipes": Section(
         "The paper's recipe and the strong one",
         "CompCos is trained by the paper's recipe, *strong* by the strong one; the scores of "
-        "several members are averaged."),
+        "several members are averaged.",
+        draw=lambda results: draw_curves(results, RECIPES)),
     "ablation": Section(
         "What carries the strong recipe",
         "Each row below the first changes one thing of the strong recipe with 4 members."),
@@ -488,9 +478,20 @@ def needed_runs(sections):
     return {name: run for name, run in all_runs().items() if name in needed}
 
 
+def picture_lines(draw, results, path):
+    """Draw a picture into a file, and return the Markdown lines that show it."""
+    try:
+        draw(results).savefig(path)
+    except Exception as error:  # matplotlib or a photo may be missing
+        return [f"No picture: {error}. Mend this and run the command again.", ""]
+    return [f"![{path.stem}]({path.name})", ""]
+
+
 # ---- the report ----
 
 ABOUT = """\
+* *Curves*: accuracy on seen against unseen compositions as the bias on the unseen grows (test, open
+  world, no mask, first seed).
 * *Columns*, in percent. S, U, HM: best accuracy on seen and on unseen compositions, and best
   harmonic mean, over the biases on the unseen. AUC: area under the curve of seen against unseen
   accuracy. Sta, Obj: accuracy of state and object at bias 0. *run*: the folder in `runs/`.
@@ -500,9 +501,9 @@ ABOUT = """\
   compared systems and CompCos closed in the closed world.
 * *mask*: unseen compositions less feasible than τ are hidden. τ is the best of 50 by validation
   AUC, as in the paper; the strong recipe hides at most 5 % of what exists, as far as validation can
-  tell. *τ rejected in 2 of 3*: with that many seeds validation is best without a mask. CompCos
-  closed and CompCos have their own feasibility, the others that of CompCos with the same seed. The
-  paper's CompCos of the open world is the row with mask.
+  tell. Where validation rejects every τ, nothing is hidden, and the row is the one without mask.
+  CompCos closed and CompCos have their own feasibility, the others that of CompCos with the same
+  seed. The paper's CompCos of the open world is the row with mask.
 """
 
 
@@ -511,7 +512,7 @@ def about(results, argv, options, failed):
     dataset = results.inputs.dataset
     record = results.inputs.record
     late = [run for run, found in results.runs.items() if any(
-        metrics["best_epoch"] > LATE * metrics["settings"]["epochs"] for metrics in found)]
+        metrics["best_epoch"] == metrics["settings"]["epochs"] for metrics in found)]
     return [
         f"Data: {dataset.name}, {dataset.seen.sum()} seen compositions of {len(dataset.states)} "
         f"states and {len(dataset.objects)} objects, {len(dataset.targets['test']):,} test images. "
@@ -520,22 +521,23 @@ def about(results, argv, options, failed):
         f"{', '.join(record['vectors'])}.", "",
         f"Made by `python -m lab.reproduce {shlex.join(argv)}`. ± is the sample standard deviation "
         f"(n − 1) of n = {len(results.runs['full'])} seeds. Failed, and left out of the numbers: "
-        f"{'; '.join(failed) or 'none'}. Runs whose best epoch is among the last tenth of those "
-        f"allowed, so that longer training may help: {', '.join(late) or 'none'}.", "", ABOUT]
+        f"{'; '.join(failed) or 'none'}. Runs whose best epoch is the last one allowed, so that "
+        f"longer training may help: {', '.join(late) or 'none'}.", "", ABOUT]
 
 
 def write_report(results, argv, options, failed):
-    """Make the sections and write report.md and report.json."""
+    """Make the sections and write report.md, its pictures and report.json."""
     cells, lines = findings(results)
     lines = [f"# The paper's tables on {results.inputs.dataset.name}", "", *lines,
              *about(results, argv, options, failed)]
-    report = dict(command=argv, settings=results.runs["full"][0]["settings"],
-                  seeds=options.seed, failed=failed, findings=cells)
+    report = dict(command=argv, seeds=options.seed, failed=failed, findings=cells)
     for name, section in SECTIONS.items():
         if name not in options.only:
             continue
         cells = {}
         lines += [f"## {section.title}", "", section.note, ""]
+        if section.draw:
+            lines += picture_lines(section.draw, results, options.out / f"{name}.png")
         for table_name, table in tables().items():
             if table.section == name:
                 cells[table_name] = accuracies(results, table_name, table)
@@ -559,9 +561,10 @@ def parse(argv):
     """Return the options, and {system: changes of its settings} that they make."""
     parser = argparse.ArgumentParser(
         "python -m lab.reproduce", allow_abbrev=False, conflict_handler="resolve",
-        description="Make the paper's tables: train what is missing and write a report. Options "
-                    "on data and training go to all runs. --world, --mask, --resume and "
-                    "--save-scores are refused, since they are chosen for each run.",
+        description="Make the paper's tables and figures: train what is missing and write a "
+                    "report. Figures need matplotlib. Options on data and training go to all runs. "
+                    "--world, --mask, --resume and --save-scores are refused, since they are "
+                    "chosen for each run.",
         epilog="example: python -m lab.reproduce --dataset shapes --only paper recipes "
                "'--tmn=--epochs 10 --negatives 20'")
     add_options(parser, compcos.TrainingSettings)
