@@ -17,7 +17,7 @@ from collections import defaultdict
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import torch
 
@@ -108,7 +108,7 @@ def fetch_once(url, file):
     socket.setdefaulttimeout(TIMEOUT)
     try:
         # torch.hub takes a broken connection for the end of the file, so the size is compared.
-        with urlopen(url) as response:
+        with urlopen(Request(url, headers={"User-Agent": "torch.hub"})) as response:
             size = response.length  # None: unknown
         torch.hub.download_url_to_file(url, file)
     finally:
@@ -210,7 +210,6 @@ def find_utzappos(stage):
         by_name[path.name].append(path)
     files = {}
     for image, source in data.read_metadata(stage.parent / data.METADATA, ("image", "_image")):
-        source = data.normalize_path(source)
         candidates = by_name[Path(source).name]
         if len(candidates) > 1:
             candidates = [path for path in candidates if path.as_posix().endswith(f"/{source}")]

@@ -123,12 +123,12 @@ EVIL = {**CGQA, "images/../../../evil.jpg": b"3"}
 
 
 def test_utzappos(server, tmp_path):
-    """The archive also has a file with a garbled path but a unique name, and further files."""
+    """One file of the archive has a garbled path but a unique name."""
     wanted = {image: image.encode() for image, *_ in LABELS}
     photos = {f"x/{inside.replace('ø', '?')}": wanted[image] for image, inside, *_ in LABELS}
     server.files["/compositional_split_natural.tar.gz"] = tarred(
         {**below("states", layout()), **below("ut-zap50k", layout())})
-    server.files["/ut-zap50k-images.zip"] = zipped({**photos, "x/Shoes/99.jpg": b""})
+    server.files["/ut-zap50k-images.zip"] = zipped(photos)
     download.main(["utzappos", "--data-root", str(tmp_path)])
     assert tree(tmp_path) == below("ut-zap50k", layout() | below("images", wanted))
 
@@ -147,11 +147,12 @@ def test_mitstates(server, tmp_path):
 
 
 def test_vectors(server, tmp_path):
-    packed = "w2v/GoogleNews-vectors-negative300.bin.gz"
-    server.files[f"/{Path(packed).name}"] = gzip.compress(b"w2v")
+    packed = gzip.compress(b"w2v")
+    server.files["/GoogleNews-vectors-negative300.bin.gz"] = packed
     server.files["/glove.6B.zip"] = zipped({"glove.6B.50d.txt": b"50", "glove.6B.300d.txt": b"300"})
     download.download("own", tmp_path, ["word2vec", "glove"])
-    assert tree(tmp_path) == {packed: gzip.compress(b"w2v"), "glove/glove.6B.300d.txt": b"300"}
+    assert tree(tmp_path) == {"w2v/GoogleNews-vectors-negative300.bin.gz": packed,
+                              "glove/glove.6B.300d.txt": b"300"}
     server.files.clear()  # what exists is not downloaded again
     download.download("own", tmp_path, ["word2vec", "glove"])
 
@@ -162,7 +163,7 @@ def test_vectors(server, tmp_path):
 @pytest.mark.parametrize("faults, retries", [
     (["", "cut"], 1),  # each try sends two requests, and the first one reads the size alone
     (["", "stall"], 1),
-    (["no length", "no length"], 0),
+    (["no length"], 0),
     (["503", "429", "", "500"], 3),
 ])
 def test_passing_faults_are_retried(server, tmp_path, capsys, faults, retries):
