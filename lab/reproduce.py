@@ -260,6 +260,7 @@ class Table(NamedTuple):
 def tables():
     """Return {name: Table}."""
     unmasked = {"": "open"}
+    changed = {label: run for label, (run, _) in ABLATION.items()}
     return {
         "closed": Table("table1", "Closed world", methods(), {"": "closed"}, "test",
                         columns=COLUMNS),
@@ -279,16 +280,18 @@ def tables():
         "recipes_closed": Table("recipes", "Closed world, though trained for the open one",
                                 RECIPES, {"": "closed"}, "test", PROTOCOLS),
         "recipes_open": Table("recipes", "Open world", RECIPES, MASKED, "test", PROTOCOLS),
-        "ablation": Table(
-            "ablation", "Open world, no mask",
-            {label: run for label, (run, _) in ABLATION.items()}, unmasked, "test", ("exact",)),
+        "ablation_validation": Table("ablation", "Open world, no mask", changed, unmasked,
+                                     "validation", ("exact",)),
+        "ablation_test": Table("ablation", "Open world, no mask", changed, unmasked, "test",
+                               ("exact",)),
     }
 
 
 def accuracies(results, name, table):
     """Return the cells of a table, {label: row}, without the rows of failed runs.
 
-    A row is {protocol: {column: cell}} with the `run`; it may have the "paper" figures by column.
+    A row is {protocol: {column: cell}} with the `run`; it may have the "paper" figures by column, and
+    "rejected", the number of seeds in which the mask hides nothing.
     """
     paper = of_paper(results, "tables").get(name, dict(rows={}))
     cells = {}
@@ -304,6 +307,9 @@ def accuracies(results, name, table):
             values = [report[protocol].get(f"best_{key}", report[protocol].get(key))
                       for report in reports]
             row[protocol][column] = cell(values)
+        if candidates == "open_masked":
+            sizes = [metrics["candidates"]["val"] for metrics in runs]
+            row["rejected"] = sum(size["open_masked"] == size["open"] for size in sizes)
         if label in paper["rows"]:
             columns = [column.rstrip(".") for column in paper["columns"]]  # Sta. and Obj.
             row["paper"] = dict(zip(columns, np.array(paper["rows"][label]) / 100))
@@ -329,6 +335,8 @@ def table_lines(table, cells, protocol):
     for label, row in cells.items():
         figures = [show(row[protocol][column], 2 if column == "AUC" else 1)
                    for column in table.columns]
+        if row.get("rejected"):
+            label += f" (hides nothing in {row['rejected']} of {row[protocol]['AUC']['seeds']})"
         rows.append([label, row["run"], *figures])
         if "paper" in row:
             theirs = [row["paper"].get(column, np.nan) for column in table.columns]
@@ -530,7 +538,8 @@ def write_report(results, argv, options, failed):
     cells, lines = findings(results)
     lines = [f"# The paper's tables on {results.inputs.dataset.name}", "", *lines,
              *about(results, argv, options, failed)]
-    report = dict(command=argv, seeds=options.seed, failed=failed, findings=cells)
+    report = dict(command=argv, settings=results.runs["full"][0]["settings"], seeds=options.seed,
+                  failed=failed, findings=cells)
     for name, section in SECTIONS.items():
         if name not in options.only:
             continue

@@ -139,9 +139,12 @@ def test_both_recipes(toy, tmp_path):
                    if value != settings["strong4"][key]}
         assert changed == changes or name == "without-unseen"  # which these data choose anyway
         auc = runs[name]["test"]["open"]["exact"]["auc"]
-        assert report["ablation"]["ablation"][label]["exact"]["AUC"]["mean"] == auc
+        assert report["ablation"]["ablation_test"][label]["exact"]["AUC"]["mean"] == auc
     assert settings["strong4"]["mask"] == "justified" and settings["full"]["mask"] == "paper"
-    assert "| strong, 4 members, mask | strong4 | " in text and "![recipes](recipes.png)" in text
+    sizes = runs["strong4"]["candidates"]["val"]
+    assert sizes["open_masked"] == sizes["open"]  # so few unseen compositions tell no threshold
+    label = "| strong, 4 members, mask (hides nothing in 1 of 1) | strong4 | "
+    assert label in text and "![recipes](recipes.png)" in text
     gain = report["findings"]["with the strong recipe and 4 members"]["mean"]
     aucs = [runs[name]["test"]["open"]["published"]["auc"] for name in ("strong4", "full")]
     assert gain == pytest.approx(aucs[0] - aucs[1]) and f"{100 * gain:.2f} with the strong" in text
