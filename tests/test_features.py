@@ -213,7 +213,7 @@ def test_weights_are_never_guessed(tmp_path, cheap, opened):
     np.testing.assert_allclose(made["train"], colours(dataset, "train", 1), atol=1e-5)
     assert "weights f37072fd" in words and recorded is None
     as_stored = load(dataset._replace(upright=False), None)
-    assert "upright" not in as_stored[2] and len(opened) == 4
+    assert "upright" not in as_stored[2] and len(opened) == 4  # two photos, twice
     # Without photos, features serve whoever names their weights.
     load(dataset, cheap)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
