@@ -36,7 +36,7 @@ from evaluate import BiasSweep
 from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
-TRAINING_SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
+TRAINING_SCORES = {"cpu": 3 << 18, "cuda": 1 << 26}
 LEAST_IMAGES = 8          # images that training passes at once; each time costs passes over (S, O)
 EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured

@@ -427,8 +427,8 @@ def _known_rows(dataset, places, key, skip_broken):
             stamps[name] = path.stat().st_size, path.stat().st_mtime_ns
     problem = missing_photos(dataset)
     if problem and not skip_broken:
-        raise FileNotFoundError(f"{problem}; put them there, or give --features FILE; `python "
-                                "data.py` says whether others are broken")
+        raise FileNotFoundError(f"{problem}; put them there, leave them out by --skip-broken, or "
+                                "give --features FILE")
     rows = {}
     for place in places:
         for name, row in _read_cache(place, key).items():

@@ -67,7 +67,7 @@ def test_only_commands_import_inside_functions():
         assert not hidden or name in METHOD, f"{name} imports {hidden} inside a function"
 
 
-def word_vectors(before, folder):
+def print_word_vectors(before, folder):
     """Print the shape of word vectors in a process of its own, after a line of Python."""
     program = (f"{before}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
                "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)")
@@ -78,10 +78,10 @@ def word_vectors(before, folder):
 @pytest.mark.parametrize("name", ["evaluate", "data", "compcos"])
 def test_a_file_in_the_way_is_named(name, tmp_path):
     (tmp_path / f"{name}.py").write_text("x = 1\n")
-    last = word_vectors(f"import {name}", tmp_path).stderr.strip().splitlines()[-1]
+    last = print_word_vectors(f"import {name}", tmp_path).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: {ROOT / name}.py is needed")
     assert str(tmp_path / f"{name}.py") in last and "put" in last
 
 
 def test_word_vectors_from_any_folder(tmp_path):
-    assert word_vectors("", tmp_path).stdout == "(1, 300)\n"
+    assert print_word_vectors("", tmp_path).stdout == "(1, 300)\n"

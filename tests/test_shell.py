@@ -97,15 +97,17 @@ def test_commands_pass_on_results_warnings_and_mistakes_of_the_program(capsys):
         main({})
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_save_as_ctrl_c_does(number, status):
+@pytest.mark.parametrize("name, status, ignored", [
+    ("SIGTERM", 143, "SIGHUP"), ("SIGHUP", 129, "SIGTERM"), ("SIGINT", 130, "SIGHUP")])
+def test_signals_save_as_ctrl_c_does(name, status, ignored):
     """A second one does not cut the saving. One that is ignored, as under nohup, stays so."""
     program = """
         import signal
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ignored = getattr(signal, sys.argv[1])
+        signal.signal(ignored, signal.SIG_IGN)
         @shell.command
         def main(argv=None):
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), ignored)
             try:
                 print("ready", flush=True)
                 time.sleep(60)
@@ -113,9 +115,9 @@ def test_signals_save_as_ctrl_c_does(number, status):
                 os.kill(os.getpid(), signal.SIGINT)
                 print("saved", flush=True)
         main()"""
-    process = script(program)
+    process = script(program, ignored)
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(number)
+    process.send_signal(getattr(signal, name))
     out, error = process.communicate(timeout=30)
     assert out == "saved\n" and process.returncode == status and "Traceback" not in error
 
