@@ -636,13 +636,17 @@ class CompCos(nn.Module):
             ValueError: `prepare` was not called, or features of another width.
         """
         check_prepared(self)
-        # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
-        # chunks, which are then propagated to the parameters once.
         shared = [self.embed_images(features), *self.compositions()]
-        leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
         competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
         limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
         chunks = math.ceil(len(target) / max(LEAST_IMAGES, limit // competing))
+        if chunks == 1:
+            loss = self.loss_of(shared[0], shared[1:], target)
+            loss.backward()
+            return loss.detach()
+        # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
+        # chunks, which are then propagated to the parameters once.
+        leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
         total = 0
         for images, truth in zip(leaves[0].chunk(chunks), target.chunk(chunks)):
             loss = self.loss_of(images, leaves[1:], truth) * (len(truth) / len(target))
@@ -822,7 +826,7 @@ def split_linear(linear, states, objects):
 # ---- the loss ----
 
 
-def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
+def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0):
     """Return the cross-entropy with feasibility margins on unseen compositions (Eq. 2, 7 and 8).
 
     The sign of the margin confuses people: a feasible composition has the LARGER margin, so its
@@ -841,10 +845,9 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
         cosines: tensor (B, S, O), or (B, P) of chosen compositions.
         target: whole numbers (B,), s * O + o, or columns of the chosen.
         scale: 1 / T above 0, a number, or a 0-dim tensor that is learnt.
-        seen: bool of shape (S, O) or (P,). None: all are seen; with the seen compositions chosen,
-            only these compete (Eq. 2).
+        seen: bool of shape (S, O) or (P,). None: all of the chosen are seen.
         margin: α·ρ, of the shape of seen or a number, which lowers the cosines of unseen
-            compositions.
+            compositions (Eq. 8). None: only the seen compete (Eq. 2).
         offsets: added to the logits of the seen (not in the paper), of the shape of seen or a
             number.
 
@@ -852,19 +855,23 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=0.0, offsets=0.0):
         The mean over the images, a 0-dim tensor.
 
     Raises:
-        ValueError: other shapes.
+        ValueError: other shapes, or an unseen target where only the seen compete.
     """
     target = as_tensor(target, cosines.device, "target").long()
     added = as_tensor(offsets, cosines.device, "offsets")
     if seen is not None:
         seen = as_tensor(seen, cosines.device, "seen")
-        margin = as_tensor(margin, cosines.device, "margin")
+        lowered = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
         check_shape("seen", seen, cosines.shape[1:])
-        check_shape("margin", margin, seen.shape, ())
+        check_shape("margin", lowered, seen.shape, ())
         # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-        added = torch.where(seen, added, -scale * margin).to(cosines.dtype)
-    logits = (scale * cosines).add_(added)
-    return image_losses(logits.flatten(1), target).mean()
+        added = torch.where(seen, added, -scale * lowered).to(cosines.dtype)
+    logits = (scale * cosines).add_(added).flatten(1)
+    if seen is not None and margin is None:
+        check_seen(seen, target)
+        logits = logits[:, seen.flatten()]
+        target = (seen.flatten().cumsum(0) - 1)[target]  # its column among the seen
+    return image_losses(logits, target).mean()
 
 
 def image_losses(logits, target):

@@ -736,3 +736,15 @@ def test_three_files_suffice(tmp_path):
     done = subprocess.run([sys.executable, "use.py", *foreign], cwd=tmp_path, capture_output=True,
                           text=True, env={"OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_without_a_margin_only_the_seen_compete():
+    random = np.random.default_rng(0)
+    cosines = torch.as_tensor(random.normal(size=(6, 3, 4)))
+    seen = torch.as_tensor(random.random((3, 4)) < 0.5)
+    places = torch.arange(6) % seen.sum()
+    target = seen.flatten().nonzero()[places, 0]
+    chosen = compcos_loss(cosines[:, seen], places, scale=5.0)
+    torch.testing.assert_close(compcos_loss(cosines, target, scale=5.0, seen=seen), chosen)
+    with pytest.raises(ValueError, match="target.* must be seen"):
+        compcos_loss(cosines, (~seen).flatten().nonzero()[:1, 0].expand(6), scale=5.0, seen=seen)
