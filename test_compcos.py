@@ -744,7 +744,7 @@ def test_without_a_margin_only_the_seen_compete():
     seen = torch.as_tensor(random.random((3, 4)) < 0.5)
     places = torch.arange(6) % seen.sum()
     target = seen.flatten().nonzero()[places, 0]
-    chosen = compcos_loss(cosines[:, seen], places, scale=5.0)
-    torch.testing.assert_close(compcos_loss(cosines, target, scale=5.0, seen=seen), chosen)
+    chosen = compcos.compcos_loss(cosines[:, seen], places, scale=5.0)
+    torch.testing.assert_close(compcos.compcos_loss(cosines, target, scale=5.0, seen=seen), chosen)
     with pytest.raises(ValueError, match="target.* must be seen"):
-        compcos_loss(cosines, (~seen).flatten().nonzero()[:1, 0].expand(6), scale=5.0, seen=seen)
+        compcos.compcos_loss(cosines, (~seen).flatten().nonzero()[:1, 0].expand(6), scale=5.0, seen=seen)
