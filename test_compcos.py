@@ -747,4 +747,5 @@ def test_without_a_margin_only_the_seen_compete():
     chosen = compcos.compcos_loss(cosines[:, seen], places, scale=5.0)
     torch.testing.assert_close(compcos.compcos_loss(cosines, target, scale=5.0, seen=seen), chosen)
     with pytest.raises(ValueError, match="target.* must be seen"):
-        compcos.compcos_loss(cosines, (~seen).flatten().nonzero()[:1, 0].expand(6), scale=5.0, seen=seen)
+        unseen = (~seen).flatten().nonzero()[:1, 0].expand(6)
+        compcos.compcos_loss(cosines, unseen, scale=5.0, seen=seen)

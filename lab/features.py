@@ -8,6 +8,7 @@ N images, B images of a batch, F numbers a feature; crops are uint8 (height, wid
 import copy
 import hashlib
 import itertools
+import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ DIGITS = 8  # the number of digits of a weight file's SHA-256 that name the weig
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, by channel
 PIXELS = "pixels"  # raw pixels, without a backbone: 16 x 16 of them, as for the built-in data
 BATCH = 64  # images that the network takes at a time
+SAVE_SECONDS = 60  # minimum seconds between two writings of the cache, the most that a kill costs
 NESTED = "state_dict", "model_state_dict", "model", "net"  # keys under which loops save parameters
 
 
@@ -460,14 +462,19 @@ def extract_missing(dataset, kind, weights, device, fallback, skip_broken, repla
         share = list(todo)[shell.rank()::shell.processes()]
         paths = {name: dataset.path(name) for name in share}
         batches = _batches(paths, backbone, device, dataset.upright, BATCH)
+        may_write = replace_cache or not place.exists()
+        saved_at = time.monotonic()
         try:
             # In each round every process has a batch, or none left.
             for _ in range(0, len(todo), BATCH * shell.processes()):
                 for features, problems in shell.gather(next(batches, ({}, {}))):
                     rows.update({name: (features[name], todo[name]) for name in features})
                     broken.update(problems)
+                if may_write and time.monotonic() - saved_at > SAVE_SECONDS:
+                    _write_cache(place, key, rows)
+                    saved_at = time.monotonic()
         finally:  # also at Ctrl-C, so that the next run extracts the others alone
-            if replace_cache or not place.exists():
+            if may_write:
                 _write_cache(place, key, rows)
     return {name: feature for name, (feature, _) in rows.items()}, broken, key, notes
 

@@ -224,17 +224,19 @@ def test_weights_are_never_guessed(tmp_path, cheap, opened):
 
 
 def test_an_interrupt_keeps_what_is_extracted(tmp_path, cheap, opened, monkeypatch):
-    """It comes in the third batch."""
+    """It comes in the third batch; a kill there would find what was written before."""
     dataset = make_dataset(tmp_path)
     batches = []
 
     def interrupted(batch):
         batches.append(batch)
         if len(batches) == 3:
+            assert (tmp_path / "features.npz").exists()
             raise KeyboardInterrupt
         return 2 * mean_colour(batch)
 
     monkeypatch.setattr(features, "BATCH", 2)
+    monkeypatch.setattr(features, "SAVE_SECONDS", -1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(features, "load_backbone", lambda weights: interrupted)
         load(dataset, cheap)
