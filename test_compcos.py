@@ -717,6 +717,7 @@ report = evaluate_model(model, xv, yv, candidates=mask.ravel())
 compcos.save(model, "model.pt")
 loaded = compcos.load("model.pt")
 assert evaluate_model(loaded, xv, yv, candidates=mask) == report
+assert predict(loaded, xv)[0].shape == (20, 5)
 assert predict(loaded, xv, k=3)[0].shape == (20, 3)
 print(sorted(name for name in sys.modules if name in sys.argv[1:]))
 """
