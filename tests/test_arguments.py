@@ -133,7 +133,7 @@ def wrong(call, **changes):
     ("fit", dict(seen=np.ones((4, 5))), "seen must be bool and hold at least one True, got"),
     ("fit", dict(seen=np.arange(20) == 0), "targets must be seen compositions, got the unseen "
                                            "index 2"),
-    ("fit", dict(validation=np.ones((3, 8))), r"validation must be a pair \(features, targets\)"),
+    ("fit", dict(validation=np.ones((2, 8))), r"validation must be a pair \(features, targets\)"),
     ("fit", dict(validation=(np.ones((3, 9)), [1] * 3)), r"features .*\(N, 8\), got \(3, 9\)"),
     ("fit", dict(seed=1.5), "seed must be a whole number, got 1.5"),
     ("fit", dict(device="cuda:9"), "device must be auto, or one .*got 'cuda:9'"),
