@@ -17,8 +17,6 @@ from lab.results import CANDIDATE_SETS, DEFAULT_CANDIDATES
 UNLIKE = 0.05       # a photo of at most this typicality is marked
 FEW_PHOTOS = 20     # with fewer, nothing is said about the kind of their features
 MOST_RATIO = 2.0    # of the median length of features to that in training, or the inverse
-ANSWERS = ("run", "states", "objects", "candidates", "feasibility", "bias", "temperature",
-           "profile", "expectation")  # what best.pt holds besides the model
 
 
 # ---- unknown content ----
@@ -88,10 +86,9 @@ def load_run(path, device="cpu"):
     if path.is_dir():
         path = path / "best.pt"
     model = load(path, device)
-    missing = [name for name in ANSWERS if name not in model.checkpoint]
-    if missing:
+    if "run" not in model.checkpoint:  # a file of `compcos.save` alone
         raise ValueError(f"{path} must be the best.pt or final.pt of a run of `python compcos.py`, "
-                         f"but has no {', '.join(missing)}: pass such a file")
+                         "but has no names of states and objects: pass such a file")
     return model
 
 
@@ -183,8 +180,6 @@ def print_predictions(options):
         write_rows(options.csv, rows[0].keys(), [row.values() for row in rows])
         print(f"answers written to {options.csv}")
         return
-    bias = model.checkpoint["bias"][options.candidates]
-    print(f"candidates: {options.candidates}; bias on unseen compositions: {bias:.3g}")
     for row in rows:
         if row["rank"] == 1:
             mark = ""

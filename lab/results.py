@@ -8,7 +8,6 @@ import itertools
 import math
 import platform
 import zlib
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from compcos import index_pairs, score_blocks
 from feasibility import hard_mask
 from lab import shell
-from lab.files import load_tensors, read_json, read_rows, reading, write_rows, writing
+from lab.files import read_json, read_rows, reading, write_rows, writing
 
 RUNS = Path("runs")  # where results go without --out
 RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # a folder with one holds a run
@@ -55,25 +54,16 @@ DEFAULT_CANDIDATES = "open_masked"  # of prediction
 # ---- the folder of a run ----
 
 
-def run_folders(record):
-    """Return the folders of runs with such a record when --out is not given, in order."""
-    name = f"{record['dataset']}-{record['model']}-{record['world']}"
-    return [RUNS / name] + [RUNS / f"{name}-{number}" for number in range(2, 1000)]
-
-
 def new_folder(record):
-    """Make and return the first of `run_folders` that does not exist."""
-    for folder in run_folders(record):
-        with suppress(FileExistsError):  # mkdir decides between two that start at once
+    """Make and return the first of runs/DATASET-MODEL-WORLD, -2, -3, ... that does not exist."""
+    name = f"{record['dataset']}-{record['model']}-{record['world']}"
+    folder = RUNS / name
+    for number in itertools.count(2):
+        try:  # mkdir decides between two that start at once
             folder.mkdir(parents=True)
             return folder
-
-
-def last_folder(record):
-    """Return the last of `run_folders` that exists, or the first of all."""
-    folders = run_folders(record)
-    existing = [folder for folder in folders if folder.exists()]
-    return existing[-1] if existing else folders[0]
+        except FileExistsError:
+            folder = RUNS / f"{name}-{number}"
 
 
 def check_output_folder(out, seeds, resume):
@@ -88,8 +78,9 @@ def check_output_folder(out, seeds, resume):
 
 
 def check_joined(out, seeds, record):
-    """Raise ValueError where seeds that are already in `out` have other settings."""
-    for recorded in recorded_settings(out):
+    """Raise ValueError where finished seeds in `out`, which the mean is of, have other settings."""
+    for metrics in finished_seeds(out):
+        recorded = metrics["settings"]
         if recorded["seed"] not in seeds:  # the others are checked when their training goes on
             check_record(out, recorded, record, free=["device"])
 
@@ -103,21 +94,8 @@ def check_record(path, recorded, record, free):
 
 
 def finished_seeds(out):
-    """Return what metrics.json holds for each finished seed below a folder, by seed."""
-    found = [read_json(path) for path in out.glob("seed[0-9]*/metrics.json")]
-    return sorted(found, key=lambda metrics: metrics["settings"]["seed"])
-
-
-def recorded_settings(out):
-    """Yield the settings of each run in a folder, finished or not."""
-    for metrics in finished_seeds(out):
-        yield metrics["settings"]
-    for path in out.glob("**/last.pt"):
-        with reading(path, "restore the file, or pass another --out"):
-            settings = load_tensors(path)["settings"]
-            if not isinstance(settings, dict) or "seed" not in settings:
-                raise ValueError("its settings are not those of a run")
-        yield settings
+    """Return what metrics.json holds for each finished seed below a folder."""
+    return [read_json(path) for path in sorted(out.glob("seed[0-9]*/metrics.json"))]
 
 
 def folder_of(out, seed, seeds):
@@ -136,7 +114,7 @@ def has_seeds(out):
 
 
 def write_answers(out, dataset, tested, bias):
-    """Write what the test shows: predictions.csv, compositions.csv and curves.npz.
+    """Write what the test shows: predictions.csv and curves.npz.
 
     Args:
         out: the folder.
@@ -144,26 +122,18 @@ def write_answers(out, dataset, tested, bias):
         tested: {name: (BiasSweep, best)} of `compcos.sweep`.
         bias: {name: bias on the unseen, fixed on validation}, at which answers are given.
     """
-    seen = dataset.seen.ravel()
     target = dataset.targets["test"]
-    shown, count = np.unique(target, return_counts=True)
     predictions = dict(image=dataset.images["test"], **named_columns(dataset, target),
-                       seen=seen[target].astype(int))
-    compositions = dict(**named_columns(dataset, shown), seen=seen[shown].astype(int),
-                        images=count)
+                       seen=dataset.seen.ravel()[target].astype(int))
     curves = {}
     for name, (swept, best) in tested.items():
-        answers, scores = answers_at(best, bias[name])
+        answers = answers_at(best, bias[name])
         for key, column in named_columns(dataset, answers).items():
             predictions[f"{name}_{key}"] = column
-        predictions[f"{name}_score"] = [f"{score:.4f}" for score in scores]
-        right = np.bincount(target[answers == target], minlength=seen.size)[shown]
-        compositions[name] = [f"{share:.4f}" for share in right / count]
         curve = swept.curve()
         curves[f"{name}_seen"] = curve.seen
         curves[f"{name}_unseen"] = curve.unseen
     write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
-    write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
     with writing(out / "curves.npz", "wb") as file:
         np.savez(file, **curves)
 
@@ -175,12 +145,11 @@ def named_columns(dataset, indices):
 
 
 def answers_at(best, bias):
-    """Return answers (N,) and their scores (N,) at a bias, from what `compcos.sweep` kept."""
+    """Return answers (N,) at a bias, from what `compcos.sweep` kept."""
     seen_scores, seen_columns, unseen_scores, unseen_columns = [kept[:, 0] for kept in best]
     # In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
     is_unseen = bias > seen_scores.astype(float) - unseen_scores
-    answers = np.where(is_unseen, unseen_columns, seen_columns)
-    return answers, np.where(is_unseen, unseen_scores, seen_scores)
+    return np.where(is_unseen, unseen_columns, seen_columns)
 
 
 @torch.no_grad()
@@ -255,48 +224,40 @@ LEGEND = """\
 S, U: best accuracy on seen and on unseen compositions; HM: best harmonic mean; AUC: area under the
 curve of seen against unseen accuracy, as the bias on unseen compositions grows. Sta, Obj: accuracy
 of the state and of the object at bias 0. ±: sample standard deviation (n - 1)
-exact: every bias. published: about 20 biases, as in papers. fixed_bias: the bias chosen on
-validation, for all columns
+exact: every bias. published: about 20 biases, as in papers. fixed_bias: one bias for all columns,
+which validation chose; it is 0 if validation shows no seen or no unseen compositions
 closed: the compositions of training and of the test list may be answered. open: all compositions.
 open_masked: seen compositions and those of a feasibility of at least τ"""
 
 
-def describe_run(results):
-    """Return a line on what the results of some seeds depend on."""
-    settings = results[0]["settings"]
-    best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
-    recipe = "".join(f"{name} {settings[name]}; " for name in ("recipe", "members")
-                     if name in settings)
-    return (f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; {recipe}best epoch "
-            f"{best} of {settings['epochs']}; {settings['device']}")
-
-
-def table(results, which, test, std=None):
+def table(results, which, tests):
     """Return test results as text, in percent.
 
     Args:
         results: what metrics.json holds for each seed.
         which: the seeds in words.
-        test: as in metrics.json, of one seed or the mean of several.
-        std: the deviation of several, of the same form.
+        tests: the `test` of metrics.json, alone or as mean and deviation of several seeds.
     """
     settings = results[0]["settings"]
-    width = 14 if std else 7
+    best = ", ".join(str(metrics["best_epoch"]) for metrics in results)
+    width = 7 * len(tests)
     names = "".join(f"{name:>{width}}" for name in COLUMNS)
     lines = [f"{settings['dataset']}, {settings['model']}, {settings['world']} world, {which} "
-             "(test, %)", describe_run(results), f"{'candidates':<15}{'protocol':<12}{names}"]
-    for candidates, reports in test.items():
-        for protocol, report in reports.items():
+             "(test, %)",
+             f"{settings['backbone']}; vectors {', '.join(settings['vectors'])}; best epoch {best} "
+             f"of {settings['epochs']}; {settings['device']}",
+             f"{'candidates':<15}{'protocol':<12}{names}"]
+    for candidates, reports in tests[0].items():
+        for protocol in reports:
             line = f"{candidates:<15}{protocol:<12}"
             for key in COLUMNS.values():
-                cell = ""
-                if f"best_{key}" in report:
-                    key = f"best_{key}"
-                if key in report:  # at a fixed bias there is no AUC
-                    cell = f"{100 * report[key]:.1f}"
-                    if std:
-                        cell += f" ± {100 * std[candidates][protocol][key]:.1f}"
-                line += f"{cell:>{width}}"
+                cells = []
+                for test in tests:
+                    report = test[candidates][protocol]
+                    value = report.get(f"best_{key}", report.get(key))
+                    if value is not None:  # at a fixed bias there is no AUC
+                        cells.append(f"{100 * value:.1f}")
+                line += f"{' ± '.join(cells):>{width}}"
             lines.append(line)
     return "\n".join(lines)
 

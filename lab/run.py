@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 import time
-from contextlib import chdir, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,15 +29,14 @@ from lab.files import (check_writable, load_tensors, lock, reading, write_json, 
                        writing)
 from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
                          check_joined, check_output_folder, check_record, deviation, expectation,
-                         finished_seeds, folder_of, has_seeds, last_folder, new_folder,
-                         recorded_settings, table, table_notes, versions, write_answers,
-                         write_scores)
+                         finished_seeds, folder_of, new_folder, table, table_notes, versions,
+                         write_answers, write_scores)
 
 SAVE_SECONDS = 30       # minimum seconds between checkpoints
 CALIBRATION = 1 << 24   # scores that a temperature is fitted to, at most
 WIDEST = 100            # times the mean deviation of an image's scores: the greatest temperature
 RESAMPLES = 1000        # of an interval
-DATA_OPTIONS = ("dataset", "data_root", "features", "vectors", "missing", "skip_broken")
+DATA_OPTIONS = ("dataset", "data_root", "features", "weights", "vectors", "missing", "skip_broken")
 EXAMPLES = """\
 examples:
   python compcos.py                                     (train on the built-in dataset)
@@ -80,9 +79,9 @@ def load_data(options):
 
     Options, folders and files are checked before features are extracted.
     """
-    fallback = RUNS  # for the features where the data are read-only
+    if options.resume and options.out is None:
+        raise ValueError("--resume continues the run in --out: pass --out DIR, its folder")
     if options.out is not None:
-        fallback = options.out.parent
         check_output_folder(options.out, options.seed, options.resume)
     check_writable(options.out or RUNS)
     if options.dataset == "shapes" and shell.rank() == 0:
@@ -90,14 +89,9 @@ def load_data(options):
     shell.gather(None)  # wait until the data exist, and before any process writes into --out
     dataset = data.load(options.dataset, options.data_root)
     device = compcos.pick_device(options.device)
-    weights = options.weights
-    if options.resume:
-        where = dict(dataset=dataset.name, model=options.model, world=options.world or "open")
-        for recorded in recorded_settings(options.out or last_folder(where)):
-            weights = weights or recorded.get("weights")
     dataset, features, backbone, weights = image_features.load_features(
-        dataset, file=options.features, weights=weights, device=device,
-        skip_broken=options.skip_broken, fallback=fallback,
+        dataset, file=options.features, weights=options.weights, device=device,
+        skip_broken=options.skip_broken, fallback=RUNS,
         replace_cache=not options.resume)  # what the run had stays until it is compared
     for note in dataset.notes:
         print(f"note: {note}")
@@ -186,10 +180,8 @@ def calibrate(model, features, target, seen, candidates, bias):
     for name, mask in candidates.items():
         rows = mask[truth]
         place = (np.cumsum(mask) - 1)[truth[rows]]  # of the truth among the candidates
-        offset = np.where(seen.ravel()[mask], 0.0, bias[name])
-        ranked = scores[torch.as_tensor(rows)][:, torch.as_tensor(mask)]
-        ranked = ranked + torch.as_tensor(offset).to(scores)
-        temperatures[name] = fit_temperature(ranked, torch.as_tensor(place).to(scores.device))
+        offset = torch.as_tensor(np.where(seen.ravel()[mask], 0.0, bias[name])).to(scores)
+        temperatures[name] = fit_temperature(scores[rows][:, mask] + offset, place)
     return temperatures
 
 
@@ -229,19 +221,17 @@ def fit_temperature(scores, target):
 
     Args:
         scores: (N, P).
-        target: (N,) columns.
+        target: array (N,) of columns.
 
     Returns:
         A float; 1 without images, and where the scores of no image differ.
     """
-    if not len(scores):
-        return 1.0
-    unit = scores.std(1, correction=0).mean()
+    unit = scores.std(1, correction=0).mean() if len(scores) else 0
     if unit == 0:
         return 1.0
     # The mean of -log softmax(scores · b)[truth] is convex in b = 1 / T. Its slope, the mean score
     # that the softmax expects less that of the truths, grows with b: bisect for 0.
-    of_truth = scores.gather(1, target[:, None]).mean()
+    of_truth = scores[np.arange(len(scores)), target].mean()
     target_mean = (len(scores) * of_truth + scores.mean()) / (len(scores) + 1)
     low = 1 / unit / WIDEST
     high = 1 / unit * WIDEST
@@ -303,9 +293,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
     bias = {}
     for name, (swept, _) in compcos.sweep(model, *arrays["val"], seen, sets["val"]).items():
         validation[name] = both_protocols(swept)
-        bias[name] = validation[name]["exact"]["bias"]
-        if not math.isfinite(bias[name]):
-            bias[name] = 0.0
+        bias[name] = float(np.nan_to_num(validation[name]["exact"]["bias"]))  # 0 if it has none
     temperature = calibrate(model, *arrays["val"], seen, sets["val"], bias)
     test = {}
     tested = compcos.sweep(model, *arrays["test"], seen, sets["test"])
@@ -376,15 +364,12 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
     dataset = inputs.dataset
     shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
     resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
-    if resolved != settings:
-        print(f"note: train_candidates=auto is {resolved.train_candidates!r} for these data "
-              "(see --train-candidates)")
     record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
     out = options.out
     if out is None and is_first:
-        out = last_folder(record) if options.resume else new_folder(record)
+        out = new_folder(record)
     out = shell.gather(out)[0]
     with lock(out) if is_first else nullcontext():
         check_output_folder(out, seeds, options.resume)
@@ -400,7 +385,7 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         results = []
         for seed, metrics in shell.distribute(seeds, run):
             results.append(metrics)
-            print(table([metrics], f"seed {seed}", metrics["test"]))
+            print(table([metrics], f"seed {seed}", [metrics["test"]]))
             print("\n".join(table_notes(metrics)), flush=True)
         finished = finished_seeds(out)
         if len(finished) > 1:
@@ -418,7 +403,7 @@ def report_seeds(out, finished, record):
     """Print mean and deviation of finished seeds, and write them into the folder `out`."""
     mean = aggregate_seeds(finished, np.mean)
     std = aggregate_seeds(finished, deviation)
-    print(table(finished, f"mean ± std of {len(finished)} seeds", mean["test"], std["test"]))
+    print(table(finished, f"mean ± std of {len(finished)} seeds", [mean["test"], std["test"]]))
     seeds = [metrics["settings"]["seed"] for metrics in finished]
     if shell.rank() == 0:
         write_json(out / "metrics.json", dict(settings=dict(record, seeds=seeds),
@@ -429,7 +414,6 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
     """Train and evaluate one seed; write its files into the folder `out`; return the metrics."""
     dataset = inputs.dataset
     seed = record["seed"]
-    out.mkdir(parents=True, exist_ok=True)
     arrays = inputs.arrays()
     with compcos.reproducible(inputs.device, seed):
         model = make(inputs.state_vectors, inputs.object_vectors, arrays["train"][0].shape[1],
@@ -439,8 +423,8 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         model = train_model(model, arrays, dataset, record, options, out)
         rho = model.feasibility() if feasibility is None else feasibility
         metrics, tested = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
-    best = max(model.history, key=lambda row: row["validation"])
-    metrics |= dict(settings=record, versions=versions(), best_epoch=best["epoch"])
+    best = max(model.history, key=lambda row: row["validation"])["epoch"]
+    metrics |= dict(settings=record, versions=versions(), best_epoch=best)
     # Existing scores may be of an earlier epoch, so they are written anew.
     if options.save_scores or (out / "scores.npy").exists():
         write_scores(out, model, arrays["test"][0], dataset, tested)
@@ -460,10 +444,9 @@ def check_model(model, features, seen):
     model: prepared; features (N, F) on its device, two of which are scored; seen (S, O) bool.
     """
     scores = model.eval().score(features[:2], model.compositions())
-    expected = (len(features[:2]), *seen.shape)
-    if scores.shape != expected:
-        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, "
-                         f"got {tuple(scores.shape)}: see lab.baselines.BaselineModel")
+    if scores.shape[1:] != seen.shape:
+        raise ValueError(f"{type(model).__name__}.score must return (B, S, O) with (S, O) = "
+                         f"{seen.shape}, got {tuple(scores.shape)}: mend it")
     for name, allowed in candidate_sets(seen, seen.ravel(), model.feasibility(), 0.0).items():
         if not allowed[seen.ravel()].all():
             raise ValueError(f"candidate set {name!r} must hold all seen compositions: mend "
@@ -476,13 +459,12 @@ def train_model(model, arrays, dataset, record, options, out):
     validate = compcos.validator(model, *arrays["val"], world)
     state = None
     path = out / "last.pt"
-    if path.exists():  # with --resume, since check_output_folder refuses it otherwise
+    # One of them is there only with --resume, see check_output_folder. A run whose last.pt is lost
+    # ends in an error, since it would be trained anew.
+    if path.exists() or (out / "metrics.json").exists():
         with reading(path, "give the same options and data, or another --out"):
             state = load_tensors(path)
             check_record(path, state.pop("settings"), record, free=["epochs", "device"])
-    elif (out / "metrics.json").exists():
-        raise ValueError(f"{out} contains a run without last.pt, from which it would continue: "
-                         "pass another --out")
     epochs = compcos.train_epochs(model, *arrays["train"], validate, seed=record["seed"],
                                   state=state, eager=options.eager)
     return compcos.finish(model, save_epochs(epochs, state, record, out))
@@ -491,7 +473,7 @@ def train_model(model, arrays, dataset, record, options, out):
 def save_epochs(epochs, state, record, out):
     """Run through the epochs of a training and save its states to last.pt; return the last one.
 
-    last.pt holds the last whole epoch also after an error or a signal.
+    last.pt holds the last whole epoch also after an error or a signal, unless it cannot be written.
 
     Args:
         epochs: iterator of states.
@@ -506,24 +488,23 @@ def save_epochs(epochs, state, record, out):
         with shell.Progress("training", record["epochs"] - done, "epochs") as progress:
             for state in epochs:
                 row = state["history"][-1]
-                progress.update(note=f"epoch {row['epoch']}, loss {row['loss']:.4f}, validation "
-                                     f"{row['validation']:.2%}")
+                progress.update(note=f"loss {row['loss']:.4f}, validation {row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
                     saved = state
                     saved_at = time.monotonic()
         save_state(out, state, record)
     except BaseException as error:
-        path = out / "last.pt"
-        kept = f"{path} keeps the last whole epoch; pass --resume to continue"
-        if state is None:
-            kept = "no epoch was finished"
-        elif state is not saved:
-            kept = save_on_error(out, state, record) or kept
-        elif isinstance(error, ValueError):  # of what the file holds
-            raise ValueError(f"{path}: {error}") from None
+        if state is not saved:
+            try:
+                save_state(out, state, record)
+            except Exception as unsaved:  # which must not hide the first error
+                shell.print_status(f"warning: epoch {state['epoch']} is not kept: {unsaved}")
+        elif state and isinstance(error, ValueError):  # of what the file holds
+            raise ValueError(f"{out / 'last.pt'}: {error}") from None
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"stopped: {kept}") from None
+            raise KeyboardInterrupt(f"stopped: pass --out {out} --resume to continue from the last "
+                                    "whole epoch") from None
         raise
     return state
 
@@ -536,27 +517,15 @@ def save_state(out, state, record):
     write_rows(out / "log.csv", rows[0].keys(), [row.values() for row in rows])
 
 
-def save_on_error(out, state, record):
-    """Save after an error without raising another one; return a text on what is lost, or None."""
-    try:
-        save_state(out, state, record)
-    except Exception as error:
-        lost = f"epoch {state['epoch']} is not kept: {error}"
-        shell.print_status(f"warning: {lost}")
-        return lost
-
-
 def answer_contents(inputs, options, rho, metrics):
     """Return the contents of best.pt besides the model, which prediction and --final need."""
     dataset = inputs.dataset
     profile = answers.training_profile(inputs.features["train"], dataset.targets["train"],
                                        inputs.features["val"])
-    data_options = {name: getattr(options, name) for name in DATA_OPTIONS}
-    data_options |= dict(folder=os.getcwd(), weights=inputs.record["weights"])
+    kept = {name: metrics[name] for name in ("best_epoch", "threshold", "bias", "temperature")}
     return dict(
-        run=metrics["settings"], options=data_options, states=dataset.states,
-        objects=dataset.objects, threshold=metrics["threshold"], bias=metrics["bias"],
-        temperature=metrics["temperature"], profile=profile,
+        run=metrics["settings"], options={name: getattr(options, name) for name in DATA_OPTIONS},
+        states=dataset.states, objects=dataset.objects, profile=profile, **kept,
         expectation=expectation(metrics["calibration"]),
         **mask_contents(dataset, dataset.seen, rho, metrics["threshold"]))
 
@@ -570,7 +539,7 @@ def mask_contents(dataset, seen, rho, threshold):
 
 def prediction_command(inputs, run):
     """Return the command that predicts with the run in a folder, quoted for this system."""
-    command = ["python", "compcos.py", "--checkpoint", str(run / "best.pt")]
+    command = ["python", "compcos.py", "--checkpoint", str(run)]
     if inputs.record["backbone"].startswith(("ResNet-18", drawings.FEATURE)):
         # features of further photos can be extracted with these backbones
         command += ["--predict", str(inputs.dataset.path(inputs.dataset.images["test"][0]))]
@@ -589,6 +558,8 @@ def train_final(run, device="auto", eager=False):
     of validation and test photos count as seen. Prediction uses the run's bias, τ, temperature and
     typicality.
 
+    Relative paths among the run's options are of the present folder.
+
     Args:
         run: the folder of a finished run of a single seed.
         device: "auto", "cpu", "cuda", "mps".
@@ -597,22 +568,20 @@ def train_final(run, device="auto", eager=False):
     Raises:
         ValueError: the run is not finished, or its data have changed.
     """
-    run = Path(run).resolve()
-    if not (run / "metrics.json").exists() or has_seeds(run):
-        raise ValueError(f"{run} must be the folder of a finished run with metrics.json; with "
-                         "several seeds pass one of its seedK")
+    run = Path(run)
+    if not (run / "best.pt").exists():
+        raise ValueError(f"{run} must be the folder of a finished run, with best.pt; with several "
+                         "seeds pass one of its seedK")
     model = answers.load_run(run)
     contents = model.checkpoint
     record = contents["run"]
     options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[],
-                                 resume=True, model="compcos", world=record["world"])
-    with chdir(options.folder):  # relative paths of the run begin there
-        inputs = load_inputs(options, default_vectors(options.dataset))
+                                 resume=True)
+    inputs = load_inputs(options, record["vectors"])
     if inputs.record["data_crc32"] != record["data_crc32"]:
         raise ValueError(f"the data of {run} have changed since it was trained: restore them, or "
                          "train anew before --final")
-    best = max(model.history, key=lambda row: row["validation"])
-    settings = replace(model.settings, epochs=best["epoch"], patience=0)
+    settings = replace(model.settings, epochs=contents["best_epoch"], patience=0)
     dataset = inputs.dataset
     features = np.concatenate([inputs.features[phase] for phase in data.PHASES])
     targets = np.concatenate([dataset.targets[phase] for phase in data.PHASES])
@@ -624,10 +593,9 @@ def train_final(run, device="auto", eager=False):
     contents |= mask_contents(dataset, seen, model.feasibility(), contents["threshold"])
     contents["expectation"] += (" This is a guide, measured with best.pt: the accuracy of final.pt "
                                 "is not measured.")
-    with writing(run / "final.pt", "wb") as file:
-        compcos.save(model, file, **contents)
-    print(f"written to {run / 'final.pt'}: trained on all {len(targets):,} photos for "
-          f"{settings.epochs} epochs. {contents['expectation']}")
+    path = run / "final.pt"
+    compcos.save(model, path, **contents)
+    print(f"written to {path}. {contents['expectation']}")
 
 
 # ---- options ----
@@ -656,7 +624,8 @@ def add_options(parser, settings_class):
         "training", "The recipe sets what is not given; 'paper' is the value for MIT-States, and "
         "the paper's recipe changes some for other datasets.").add_argument
     for field in fields(settings_class):
-        add(f"--{field.name.replace('_', '-')}", **option_of(field))
+        add(f"--{field.name.replace('_', '-')}",
+            **option_of(field, has_recipes=settings_class is compcos.Settings))
     add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
         metavar="K", help="seeds, one run each (default 0)")
     add("--device", default="auto", help="auto (default), cpu, cuda or mps")
@@ -669,24 +638,24 @@ def add_options(parser, settings_class):
     add("--out", type=Path, metavar="DIR",
         help="folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
     add("--resume", action="store_true",
-        help="continue the run in --out, or the last one in runs/; further seeds join it")
+        help="continue the run in --out; further seeds join it")
     add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
 
 
-def option_of(field):
+def option_of(field, has_recipes=False):
     """Return the arguments of add_argument for a setting; the default None means not given."""
     rule = field.metadata
     default = f"default {short(field.default)}"
-    if rule["strong"] != field.default:
+    if has_recipes and rule["strong"] != field.default:
         default = f"paper {short(field.default)}, strong {short(rule['strong'])}"
-    option = dict(default=None, help=f"{rule['help']} ({default})".replace("%", "%%"))
+    option = dict(help=f"{rule['help']} ({default})".replace("%", "%%"))
     if field.type is bool:
         option["action"] = argparse.BooleanOptionalAction
     elif rule["choices"]:
-        option["choices"] = list(rule["choices"])
+        option["choices"] = rule["choices"]
     else:
         option["type"] = field.type
-        option["metavar"] = "N" if field.type is int else "X"
+        option["metavar"] = "X"
     return option
 
 
@@ -699,11 +668,6 @@ def settings_changes(options, settings_class):
     """Return the settings that options give, {name: value}."""
     given = {field.name: getattr(options, field.name) for field in fields(settings_class)}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def default_vectors(dataset):
-    """Return the sources of the word vectors that CompCos uses by default."""
-    return VECTORS.get(dataset, OTHER_VECTORS)
 
 
 def compcos_settings(recipe, dataset, changes):
@@ -732,7 +696,6 @@ def main(argv=None):
                         help="train the model of a finished run anew on its train, validation and "
                              "test photos together, and write RUN/final.pt")
     add_options(parser, compcos.Settings)
-    parser.set_defaults(model="compcos")
     answers.add_options(parser)
     options = parser.parse_args(argv)
     if options.checkpoint or options.predict or options.csv or options.final:
@@ -746,5 +709,5 @@ def main(argv=None):
     recipe = options.recipe or default_recipe(options.dataset)
     settings = compcos_settings(recipe, options.dataset,
                                 settings_changes(options, compcos.Settings))
-    inputs = load_inputs(options, default_vectors(options.dataset))
+    inputs = load_inputs(options, VECTORS.get(options.dataset, OTHER_VECTORS))
     run_seeds("compcos", compcos.build, inputs, settings, options, more=dict(recipe=recipe))

@@ -30,9 +30,10 @@ EDITS = {  # file -> (line before which text goes, text)
     "data.py": [("DOWNLOADED = ", 'FOLDERS["plants"] = "toy"\n')],
     "lab/results.py": [
         ('        "open_masked": hard', '        "seen_only": seen.ravel().copy(),\n'),
-        ("def describe_run", 'COLUMNS["Gap"] = "gap"\n\n\n')],
+        ("def table(", 'COLUMNS["Gap"] = "gap"\n\n\n')],
     "lab/baselines.py": [("# What datasets change", 'MODELS["mine"] = VisProd\n\n')]}
-UNHARMED = ["tests/test_results.py", "tests/test_answers.py", "tests/test_settings.py"]
+UNHARMED = ["tests/test_results.py", "tests/test_answers.py", "tests/test_arguments.py",
+            "test_compcos.py"]
 CHOICE = "table or says_of or files_of or saved_scores or one_line"
 
 

@@ -18,7 +18,8 @@ from lab import results
 from lab import run as runs
 from lab import shell
 from lab.files import read_rows
-from toy import command, contents, make_toy, metrics_of, numbers, refused_run, run
+from toy import (SHORT, command, contents, make_toy, metrics_of, numbers, refusal, refused_run,
+                 run)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +64,6 @@ def test_files_of_a_run(finished, monkeypatch):
         predictions = read_rows(finished / "predictions.csv")
         given = [(row[f"{name}_state"], row[f"{name}_object"]) for row in predictions]
         assert given == [(f"s{states[c]}", f"o{objects[c]}") for c in answers]
-        right = 0
-        for row in read_rows(finished / "compositions.csv"):
-            right += int(row["images"]) * float(row[name])
-        assert right == pytest.approx((answers == target).sum(), abs=1e-2)
         curve = np.load(finished / "curves.npz")[f"{name}_seen"]
         np.testing.assert_allclose(curve, swept.curve().seen)
 
@@ -119,7 +116,7 @@ def test_a_fourth_candidate_set_is_one_entry(toy, tmp_path, monkeypatch, capsys)
     out = run(toy, tmp_path / "run")
     assert "\nseen_only " in capsys.readouterr().out
     assert numbers(out)["test"]["seen_only"]["exact"]["best_unseen"] == 0
-    assert {"seen_only_state", "seen_only_score"} <= read_rows(out / "predictions.csv")[0].keys()
+    assert "seen_only_state" in read_rows(out / "predictions.csv")[0]
     command("--checkpoint", out, "--features", toy / "features.npz", "--candidates", "seen_only",
             "--csv", tmp_path / "answers.csv")
     assert {row["seen"] for row in read_rows(tmp_path / "answers.csv")} == {"True"}
@@ -213,26 +210,25 @@ def test_no_run_removes_another(toy, tmp_path, capsys):
     assert before.items() <= after.items()
     for path in tmp_path.glob("**/last.pt"):
         path.unlink()
-    assert "contains a run without last.pt" in refused_run(capsys, toy, single, "--resume")
+    assert str(single / "last.pt") in refused_run(capsys, toy, single, "--resume")
     assert "margin=" in refused_run(capsys, toy, out, "--seed", 7, "--resume", "--margin", 0.1)
 
 
 def test_runs_without_a_folder_are_numbered(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    short = ["--dataset", toy, "--device", "cpu", "--members", 1, "--min-epoch-steps", 5]
+    short = ["--dataset", toy, "--device", "cpu", *SHORT, "--epochs", 1]
     first, second = Path("runs/toy-compcos-open"), Path("runs/toy-compcos-open-2")
-    command(*short, "--epochs", 2)
+    command(*short)
     before = contents(first)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(compcos, "selection", lambda _: signal.raise_signal(signal.SIGINT))
-        command(*short, "--epochs", 1)
+        command(*short)
     assert list(second.iterdir()) == [second / ".lock"]  # begun, and nothing saved
-    command(*short, "--epochs", 1, "--resume")
+    assert "--resume continues the run in --out" in refusal(capsys, *short, "--resume")
+    command(*short, "--resume", "--out", second)
     assert f"written to {second}; next: python compcos.py --checkpoint {second}" in \
         capsys.readouterr().out
-    assert numbers(second)["best_epoch"] == 1
-    command(*short, "--epochs", 1, "--world", "closed", "--resume")
-    assert contents(first) == before and Path("runs/toy-compcos-closed/best.pt").exists()
+    assert contents(first) == before and numbers(second) == numbers(first)
 
 
 def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
@@ -256,6 +252,6 @@ def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
         assert f"cannot write {out / name}: No space left on device" in error
         assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
         run(toy, out, "--resume")
-        for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
+        for file in ("scores.npy", "predictions.csv", "feasibility.csv"):
             assert (out / file).read_bytes() == (whole / file).read_bytes()
         assert numbers(out) == numbers(whole)
