@@ -607,9 +607,8 @@ def _read_vectors(path, names, missing):
     """Return the vectors (N, D) of the names (N) from an .npz or a file that lab.words reads."""
     if not path.endswith(".npz"):
         if not (Path(__file__).parent / "lab/words.py").exists():
-            raise ValueError(f"{path} is not an .npz: without lab/words.py beside it, "
-                             "feasibility.py reads only an .npz of `names` (N,) and `vectors` "
-                             "(N, D)")
+            raise ValueError(f"{path} is not an .npz: without lab/words.py beside it, this script "
+                             "reads only an .npz of `names` (N,) and `vectors` (N, D)")
         from lab.words import word_vectors
         return word_vectors(names, path, missing=missing)
     _check_file(path)
