@@ -66,7 +66,7 @@ def feasibility_scores(state_vectors, object_vectors, seen, *, mix="mean"):
            [1. , 1. ]])
     """
     state_cosines, object_cosines, seen = _checked(state_vectors, object_vectors, seen)
-    if not isinstance(mix, str) or mix not in MIXES:
+    if mix not in list(MIXES):  # the dictionary itself would refuse a list by a TypeError
         raise ValueError(f"mix must be one of {', '.join(MIXES)}, got {mix!r}")
 
     # ρ_obj looks along a state's row for the objects seen with it. ρ_state looks along an
@@ -226,10 +226,8 @@ def conformal_threshold(unseen_feasibility):
         ValueError: values other than these.
     """
     values = _finite(unseen_feasibility, "unseen_feasibility", 1)
-    rank = (len(values) + 1) // 20  # ⌊0.05 (n + 1)⌋
-    if not rank:
-        return -np.inf
-    return np.sort(values)[rank - 1]
+    rank = (len(values) + 1) // 20  # k = ⌊0.05 (n + 1)⌋
+    return np.append(-np.inf, np.sort(values))[rank]
 
 
 def blend(feasibility, external, *, weight):
@@ -305,31 +303,6 @@ def rank_correlation(a, b):
     b = _finite(b, "b", a.shape)
     with warnings.catch_warnings(action="ignore"):  # 0 / 0 gives the nan that is documented
         return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
-
-
-def agreement(scores, seen, *, occurring=None, published=None):
-    """Compare scores with what is known of the unseen compositions.
-
-    Args:
-        scores: (S, O) finite numbers, the feasibility.
-        seen: (S, O) bool.
-        occurring: (S, O) bool, the compositions that exist, if known.
-        published: (S, O) numbers, other scores to compare with, finite where unseen, if known.
-
-    Returns:
-        A dict with "rank correlation" if `published` is given and "AUROC" if `occurring` is given.
-
-    Raises:
-        ValueError: shapes, types or values other than these.
-    """
-    scores, seen = _scores(scores, seen)
-    figures = {}
-    if published is not None:
-        published = _array(published, "published", seen.shape)
-        figures["rank correlation"] = rank_correlation(scores[~seen], published[~seen])
-    if occurring is not None:
-        figures["AUROC"] = auroc(scores, occurring, ~seen)
-    return figures
 
 
 def _ranks(values):
@@ -557,14 +530,6 @@ def main(argv=None):
     Raises:
         SystemExit: with status 2 after an error.
     """
-    parser = _parser()
-    try:
-        _run(parser.parse_args(argv))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
-
-
-def _parser():
     parser = argparse.ArgumentParser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Estimate how feasible unseen compositions are: from -1 to 1, 1 for the seen.",
@@ -591,12 +556,14 @@ def _parser():
     add("--occur", nargs="+", default=[], metavar="FILE",
         help="lists of pairs that exist: show the AUROC of the unseen ones against all other "
         "unseen compositions (1 is perfect, 0.5 is chance), in place of the ranking")
-    return parser
+    try:
+        _run(parser.parse_args(argv))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def _run(options):
     """Print, and write, what the options ask for."""
-    _number(options.top, "--top", 1, np.inf, "whole numbers")
     pairs = read_pairs(options.pairs)
     occurring = []
     for path in options.occur:
@@ -609,10 +576,8 @@ def _run(options):
     scores = feasibility_scores(*vectors, seen, mix=options.mix)
 
     if options.csv:
-        part = Path(f"{options.csv}.part")  # the file appears once all is written
-        with open(part, "w", encoding="utf-8", newline="") as file:
+        with open(options.csv, "w", encoding="utf-8", newline="") as file:
             write_csv(file, scores, seen, states, objects)
-        part.replace(options.csv)
     if options.explain:
         _print_explanation(options, scores, states, objects, vectors, seen)
     elif options.occur:
@@ -640,17 +605,12 @@ def _indices(names, known, where):
 
 def _read_vectors(path, names, missing):
     """Return the vectors (N, D) of the names (N) from an .npz or a file that lab.words reads."""
-    if path.endswith(".npz"):
-        return _read_npz(path, names)
-    if not (Path(__file__).parent / "lab/words.py").exists():
-        raise ValueError(f"{path} is not an .npz: without lab/words.py beside it, feasibility.py "
-                         "reads only an .npz of `names` (N,) and `vectors` (N, D)")
-    from lab.words import word_vectors
-    return word_vectors(names, path, missing=missing)
-
-
-def _read_npz(path, names):
-    """Return the vectors (N, D) of the names (N) from an .npz of `names` and `vectors`."""
+    if not path.endswith(".npz"):
+        if not (Path(__file__).parent / "lab/words.py").exists():
+            raise ValueError(f"{path} is not an .npz: without lab/words.py beside it, this script "
+                             "reads only an .npz of `names` (N,) and `vectors` (N, D)")
+        from lab.words import word_vectors
+        return word_vectors(names, path, missing=missing)
     _check_file(path)
     try:
         with np.load(path) as file:
@@ -704,5 +664,4 @@ if __name__ == "__main__":
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     if sys.stdout:  # None if it was closed before the start
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals of ASCII
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     main()
