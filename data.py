@@ -540,7 +540,7 @@ def parse(argv):
              "STATE/OBJECT/ folders or are listed in an images.csv (image,state,object). The "
              "longest run of _ in STATE_OBJECT ends the state's name, the first run if several are "
              "as long. Where train is given without val or test, these are cut out of train")
-    add("--share", type=shell.number(above=0, below=0.5), default=COMPOSITION_SHARE,
+    add("--share", type=shell.number(least=0, below=0.5), default=COMPOSITION_SHARE,
         help="for --make-split: the share of the compositions that become unseen in val, and in "
              f"test (default: {COMPOSITION_SHARE})")
     add("--seed", type=shell.number(int, least=0), default=0,

@@ -25,10 +25,10 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from compcos import (TrainingSettings, as_mask, as_word_vectors, seen_of, setting,
-                     split_linear)
+from compcos import (TRAINING_SCORES, TrainingSettings, as_mask, as_word_vectors, seen_of,
+                     setting, split_linear)
 from feasibility import feasibility_scores
-from lab import results, run
+from lab import run
 
 
 # ---- what the systems share ----
@@ -204,9 +204,7 @@ def groups_apart(model, prefix, lr, own_lr):
 
 def chunk_size(part):
     """Return how many results of the size of a tensor to compute at once, at least 1."""
-    limit = 1 << 20  # numbers, which stay in the cache of a CPU
-    if part.is_cuda:
-        limit = 1 << 26  # a GPU prefers large kernels
+    limit = TRAINING_SCORES.get(part.device.type, TRAINING_SCORES["cpu"])
     return max(1, limit // part.numel())
 
 
@@ -558,13 +556,14 @@ class TMN(BaselineModel):
         return self.gates(hidden).unflatten(1, (-1, size)).softmax(2).split(size, 1)
 
     def first_layer(self, features, repeats=1):
-        """Return the first layer's outputs (B * repeats, K, w) of images (B, F).
+        """Return the first layer's outputs (1, K, w, B * repeats) of images (B, F).
 
-        Each image has so many rows, as BatchNorm counts them.
+        Each image has so many rows, as BatchNorm counts them. The rows come last, for long
+        products.
         """
         inputs = self.first(features)[:, None].expand(-1, repeats, -1)
         outputs = torch.relu(self.first_norm(inputs.flatten(0, 1)))
-        return outputs.unflatten(1, (self.settings.modules, -1))
+        return outputs.unflatten(1, (self.settings.modules, -1)).permute(1, 2, 0)[None]
 
     def score_gated(self, outputs, gates, mix):
         """Return scores (R, B) of outputs of the first layer (R, K, w, B) under gates.
@@ -581,8 +580,7 @@ class TMN(BaselineModel):
         """Return the cross-entropy of the truth among itself and its n negatives."""
         negatives = self.draw_negatives(target, self.settings.negatives)
         index = torch.cat([target[:, None], negatives], 1)                        # (B, 1 + n)
-        outputs = self.first_layer(features, index.shape[1])                      # (R, K, w)
-        outputs = outputs.permute(1, 2, 0)[None]
+        outputs = self.first_layer(features, index.shape[1])
         scores = self.score_gated(outputs, self.gated(index.flatten()), "bjk,rkwb->rjwb")
         return nnf.cross_entropy(scores.view_as(index), torch.zeros_like(target))
 
@@ -595,12 +593,11 @@ class TMN(BaselineModel):
         """Return scores (B, S, O) of images (B, F), in evaluation mode."""
         blocks = []
         for images in features.split(128):
-            # The images come last, for long products, and some compositions at a time. Contiguous
-            # outputs are shared by these; others would be copied for each of them.
-            first = self.first_layer(images).permute(1, 2, 0).contiguous()        # (K, w, B)
-            size = chunk_size(first)
+            # Some compositions at a time share the contiguous outputs; others would be copied for
+            # each of them.
+            first = self.first_layer(images).contiguous()                         # (1, K, w, B)
             scores = []
-            for gates in zip(*[gate.split(size) for gate in compositions]):
+            for gates in zip(*[gate.split(chunk_size(first)) for gate in compositions]):
                 outputs = first.expand(len(gates[0]), -1, -1, -1)                 # (R, K, w, B)
                 scores.append(self.score_gated(outputs, gates, "rjk,rkwb->rjwb"))
             blocks.append(torch.cat(scores).T)                                    # (B, C)
@@ -733,18 +730,11 @@ def main(argv=None):
     parser.add_argument("--model", required=True, choices=MODELS, help="the system")
     system = MODELS.get(name, BaselineModel)
     run.add_options(parser, system.Settings)
-    parser.add_argument("--feasibility", metavar="FILE", help="feasibility.csv of a CompCos run, "
-                        "for the hard mask (default: from the word vectors)")
     options = parser.parse_args(argv)
     settings = settings_of(name, options.dataset,
                            **run.settings_changes(options, system.Settings))
     inputs = run.load_inputs(options, vectors_of(name, options.dataset))
-    feasibility = None
-    if options.feasibility:
-        feasibility = results.read_feasibility(options.feasibility, inputs.dataset.states,
-                                               inputs.dataset.objects)
-    run.run_seeds(name, system, inputs, settings, options, feasibility=feasibility,
-                  more=dict(feasibility=options.feasibility or "word vectors"))
+    run.run_seeds(name, system, inputs, settings, options, more=dict(feasibility="word vectors"))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 each figure is the median of `--repeat` runs, taken in turns with its baseline. Compare ratios, not
 times.
 
-Shapes: N images, B images of a batch, S states, O objects, C = S*O compositions, D numbers of an
-embedding, F features of an image. Data is made up.
+Shapes: B images of a batch, S states, O objects, C = S*O compositions, D numbers of an embedding.
+Data is made up.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import torch
 
 import compcos
 from evaluate import BiasSweep, evaluate, threshold_sweep
-from feasibility import feasibility_scores
 
 MIT_STATES = (115, 245)  # states, objects
 
@@ -77,32 +76,6 @@ def bench_evaluate(options):
               f"passes ({1e3 * argmax:.0f} ms); {memory / 1e6:.0f} MB beside the scores; 50 "
               f"thresholds: {1e3 * levels:.0f} ms, {levels / whole:.1f} evaluations")
         scores[:, seen] += 1
-
-
-# ---- feasibility ----
-
-
-def bench_feasibility(options):
-    """Time the feasibility of every composition beside a double loop over them."""
-    random = np.random.default_rng(0)
-    for S, O, D in ((*MIT_STATES, 600), (413, 674, 300)):
-        case = (random.normal(size=(S, D)), random.normal(size=(O, D)), random_seen(random, S, O))
-        fast, loop = timed(lambda: feasibility_scores(*case), lambda: plain_feasibility(*case),
-                           repeat=options.repeat)
-        print(f"feasibility, {S} x {O}, D {D}: {1e3 * fast:.1f} ms; double loop {1e3 * loop:,.0f} "
-              f"ms, {loop / fast:.0f} times as long")
-
-
-def plain_feasibility(state_vectors, object_vectors, seen):
-    """Return the feasibility (S, O) of Eq. 3 to 5, a composition at a time."""
-    states = state_vectors / np.linalg.norm(state_vectors, axis=1, keepdims=True)
-    objects = object_vectors / np.linalg.norm(object_vectors, axis=1, keepdims=True)
-    scores = np.ones(seen.shape)
-    for s, o in np.argwhere(~seen):
-        by_state = (states[seen[:, o]] @ states[s]).max(initial=-1)
-        by_object = (objects[seen[s]] @ objects[o]).max(initial=-1)
-        scores[s, o] = (by_state + by_object) / 2
-    return scores
 
 
 # ---- training ----
@@ -168,7 +141,6 @@ def bench_step(options):
 
 BENCHMARKS = {
     "evaluate": bench_evaluate,
-    "feasibility": bench_feasibility,
     "step": bench_step,
 }
 

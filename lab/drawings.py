@@ -43,10 +43,6 @@ COLOURS = {"blue": (40, 70, 220), "green": (30, 170, 60), "red": (215, 40, 40)}
 OTHER_COLOURS = ((190, 150, 40), (150, 70, 170), (60, 170, 180), (150, 110, 80))
 GRADIENT = Image.linear_gradient("L").resize((CANVAS, CANVAS))  # for the background
 VECTOR_SIZE = 100
-# Where the content of a vessel, frost or burning begins or ends: a range of the object's height,
-# from the top.
-LEVELS = {"hollow": (.35, .5), "empty": (.35, .5), "full": (.35, .5),
-          "frosted": (.4, .6), "burnt": (.4, .6)}
 LEAST_SHARE = 0.05  # the family's share of the squared length of a vector
 MOST_SHARE = 0.5
 
@@ -62,6 +58,11 @@ def box(left, top, right, bottom):
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
 
 
+def bar(half_width, top, bottom):
+    """Return the corners (4, 2) of a rectangle around the vertical axis."""
+    return box(-half_width, top, half_width, bottom)
+
+
 def outlines():
     """Return {object: its polygons}, with x to the right and y down, about within [-1, 1]."""
     lower_half = ring(32)[8:25]  # of a disc, in polygon form
@@ -74,23 +75,23 @@ def outlines():
     spikes = np.resize([[1], [.42]], (10, 1))  # every other corner is closer to the centre
     chalice = np.array([[-.8, -1], [.8, -1], [.12, .2], [-.12, .2]])
     return {
-        "cross": [box(-.3, -1, .3, 1), box(-1, -.3, 1, .3)],
+        "cross": [bar(.3, -1, 1), bar(1, -.3, .3)],
         "disc": [ring(32)],
-        "square": [box(-.8, -.8, .8, .8)],
+        "square": [bar(.8, -.8, .8)],
         "star": [ring(10) * spikes],
         "triangle": [ring(3, 1.1)],
-        "cactus": [box(-.25, -1, .25, 1), box(-.8, -.5, -.55, .2), box(-.8, .1, 0, .3),
+        "cactus": [bar(.25, -1, 1), box(-.8, -.5, -.55, .2), box(-.8, .1, 0, .3),
                    box(.55, -.2, .8, .5), box(0, .35, .8, .55)],
-        "flower": [*petals, box(-.08, 0, .08, 1)],
-        "leaf": [blade, box(-.06, .6, .06, 1)],
-        "mushroom": [lower_half * [1, -.9], box(-.28, 0, .28, 1)],
-        "tree": [crown, box(-.18, .3, .18, 1)],
-        "bottle": [box(-.45, -.2, .45, 1), box(-.17, -1, .17, -.1)],
+        "flower": [*petals, bar(.08, 0, 1)],
+        "leaf": [blade, bar(.06, .6, 1)],
+        "mushroom": [lower_half * [1, -.9], bar(.28, 0, 1)],
+        "tree": [crown, bar(.18, .3, 1)],
+        "bottle": [bar(.45, -.2, 1), bar(.17, -1, -.1)],
         "bowl": [lower_half * [1, .9]],
         "cup": [box(-.7, -.7, .45, .8), box(.45, -.4, .95, -.2), box(.75, -.4, .95, .4),
                 box(.45, .2, .95, .4)],
-        "goblet": [chalice, box(-.1, .1, .1, .9), box(-.5, .85, .5, 1)],
-        "jar": [box(-.7, -.6, .7, 1), box(-.5, -1, .5, -.75)],
+        "goblet": [chalice, bar(.1, .1, .9), bar(.5, .85, 1)],
+        "jar": [bar(.7, -.6, 1), bar(.5, -1, -.75)],
     }
 
 
@@ -123,22 +124,17 @@ def pattern(state, mask, unit, random):
     left, top, right, bottom = mask.getbbox()
     shift = random.uniform(0, .4) * unit  # where stripes and dots begin
     step = .42 * unit
-    level = top
+    level = 0  # where content, frost or burning begins or ends, as a share of the object's height
+    body = mask
     # Some states do not use the shift or the level. Both are drawn nevertheless: otherwise all
     # later random numbers, and with them all pictures, would change.
-    if state in LEVELS:
-        level += (bottom - top) * random.uniform(*LEVELS[state])
-    below = [0, level, CANVAS, CANVAS]
-    areas = {"full": below, "burnt": below, "frosted": [0, 0, CANVAS, level],
-             "halved": [0, 0, (left + right) / 2, CANVAS]}
-
-    body = mask
-    if state in areas:
-        pencil.rectangle(areas[state], fill=255)
     if state in ("hollow", "empty", "full"):  # keep the part near the edge only
+        level = random.uniform(.35, .5)
         blurred = mask.filter(ImageFilter.BoxBlur(2 + unit / 14))
         inside = blurred.point([0] * 250 + [255] * 6)
         body = ImageChops.subtract(mask, inside)
+    elif state in ("frosted", "burnt"):
+        level = random.uniform(.4, .6)
     elif state == "striped":  # diagonals, half as wide as the step between them
         for x in np.arange(-CANVAS + shift, CANVAS, step):
             pencil.line([(x, 0), (x + CANVAS, CANVAS)], fill=255, width=int(step / 2))
@@ -152,6 +148,13 @@ def pattern(state, mask, unit, random):
         x = np.linspace(left - 2, right + 2, 7)
         y = (top + bottom) / 2 + np.resize([.18, -.18], 7) * unit
         pencil.line(list(zip(x, y)), fill=255, width=int(.22 * unit))
+
+    level = top + (bottom - top) * level
+    below = [0, level, CANVAS, CANVAS]
+    areas = {"full": below, "burnt": below, "frosted": [0, 0, CANVAS, level],
+             "halved": [0, 0, (left + right) / 2, CANVAS]}
+    if state in areas:
+        pencil.rectangle(areas[state], fill=255)
     return body, ImageChops.multiply(accent, mask)
 
 
@@ -273,26 +276,22 @@ def fill(folder):
     """Draw the dataset into a folder that contains nothing but an empty `images/`."""
     random = np.random.default_rng(0)
     split = compositions(random)
-    jobs = []
-    for (state, object_), own_phase in split.items():
-        numbers = {own_phase: IMAGES["unseen"]}
-        if own_phase == "train":
-            numbers = {"train": IMAGES["train"], "val": IMAGES["seen"], "test": IMAGES["seen"]}
-        for phase, number in numbers.items():
-            jobs += [(state, object_, phase)] * number
     rows = []
     features = []
-    with shell.Progress("drawing shapes", len(jobs), "images") as progress:
-        for number, (state, object_, phase) in enumerate(jobs):
-            image = f"{state}_{object_}_{number:04d}.png"
-            picture = draw(state, object_, random)
-            picture.save(folder / "images" / image, compress_level=1)
-            rows.append((image, state, object_, phase))
-            features.append(feature(picture))
+    with shell.Progress("drawing shapes", len(split), "compositions") as progress:
+        for (state, object_), own_phase in split.items():
+            counts = {own_phase: IMAGES["unseen"]}
+            if own_phase == "train":
+                counts = {"train": IMAGES["train"], "val": IMAGES["seen"], "test": IMAGES["seen"]}
+            for phase in np.repeat(list(counts), list(counts.values())):  # each image's
+                image = f"{state}_{object_}_{len(rows):04d}.png"
+                picture = draw(state, object_, random)
+                picture.save(folder / "images" / image, compress_level=1)
+                rows.append((image, state, object_, phase))
+                features.append(feature(picture))
             progress.update()
     write_rows(folder / "images.csv", ("image", "state", "object", "split"), rows)
-    pairs = [f"{state} {object_}\n" for state, object_ in split]
-    (folder / "feasible_pairs.txt").write_text("".join(pairs))
+    np.savetxt(folder / "feasible_pairs.txt", list(split), fmt="%s")
     with open(folder / "vectors.txt", "w") as file:
         for name, vector in vectors(random).items():
             numbers = " ".join(f"{number:.5f}" for number in vector)

@@ -61,17 +61,8 @@ def reason(error):
     return f"{type(error).__name__}: {text[:100]}"
 
 
-def duration(seconds):
-    """Return seconds as people read them.
-
-    >>> duration(7.2), duration(7500)
-    ('0:00:07', '2:05:00')
-    """
-    return str(datetime.timedelta(seconds=round(seconds)))
-
-
-def number(kind=float, *, least=-math.inf, above=-math.inf, below=math.inf):
-    """Return a type for argparse: a number with least <= number < below and number > above.
+def number(kind=float, *, least, below=math.inf):
+    """Return a type for argparse: a number with least <= number < below.
 
     >>> number(int, least=1)("3")
     3
@@ -81,12 +72,13 @@ def number(kind=float, *, least=-math.inf, above=-math.inf, below=math.inf):
             value = kind(text)
         except ValueError:
             value = math.nan
-        if least <= value < below and value > above:
+        if least <= value < below:
             return value
-        limits = {"at least": least, "above": above, "below": below}
-        words = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
         expected = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {expected} {' and '.join(words)}, got {text!r}")
+        expected += f" at least {least}"
+        if below < math.inf:
+            expected += f" and below {below}"
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
 
     return parse
 
@@ -106,7 +98,7 @@ class Progress:
 
     def __init__(self, what, total, unit):
         self.what = what
-        self.total = total  # 0: unknown
+        self.total = total
         self.unit = unit
         self.done = 0
         self.start = time.monotonic()
@@ -121,9 +113,8 @@ class Progress:
             return
         self.shown = now
         rate = self.done / (now - self.start)
-        line = f"{self.what} {self.done:,}/{self.total or '?'}, {rate:,.3g} {self.unit}/s"
-        if self.total and rate:
-            line += f", {duration((self.total - self.done) / rate)} left"
+        left = datetime.timedelta(seconds=round((self.total - self.done) / rate))
+        line = f"{self.what} {self.done:,}/{self.total}, {rate:,.3g} {self.unit}/s, {left} left"
         if note:
             line += f", {note}"
         if self.on_terminal:
@@ -163,19 +154,17 @@ def rank():
 
 def processes():
     """Return how many processes work together."""
-    if "RANK" not in os.environ:
-        return 1
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
 def single_process():
     """Let this process work as if it were the only one."""
-    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    together = os.environ.pop("WORLD_SIZE", "1")
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        os.environ["WORLD_SIZE"] = together
 
 
 def gather(value):
@@ -186,7 +175,7 @@ def gather(value):
     """
     if processes() == 1:
         return [value]
-    values = [None for _ in range(processes())]
+    values = [None] * processes()
     errors = []
 
     def exchange():
@@ -201,8 +190,7 @@ def gather(value):
     waiting.join(WAIT_SECONDS)
     if waiting.is_alive():
         print_status(f"process {rank()} waits for the other {processes() - 1} to get here")
-    while waiting.is_alive():
-        waiting.join(1)
+        waiting.join()
     if errors:
         raise ConnectionError("the processes have lost one another, as when one has ended "
                               f"({reason(errors[0])})")
@@ -221,7 +209,7 @@ def join_group():
 @functools.cache
 def group_of_all():
     """Return the group of all processes, which wait for one another as long as a training takes."""
-    return join_group().new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    return join_group().new_group(timeout=GROUP_TIMEOUT)
 
 
 def distribute(items, work):
@@ -269,8 +257,7 @@ def command(main):
 
     @functools.wraps(main)
     def guarded(argv=None):
-        received = []
-        with interrupting_signals(received), warnings.catch_warnings():
+        with interrupting_signals() as received, warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print_status(f"warning: {message}")
             try:
                 with printing():
@@ -305,9 +292,9 @@ def printing():
     At the end all is printed, so that a closed pipe or a full disk is noticed inside.
     """
     if rank() > 0:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            with redirect_stdout(nowhere), redirect_stderr(nowhere):
-                yield
+        with (open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere),
+              redirect_stderr(nowhere)):
+            yield
         return
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's streams are of another kind
@@ -339,25 +326,26 @@ def print_status_once(text):
 
 
 @contextmanager
-def interrupting_signals(received):
+def interrupting_signals():
     """Let Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that work is saved.
 
-    Their numbers are appended to `received`. Further signals are ignored, since work is being
-    saved. What is ignored already, as by nohup, stays ignored. Only the main thread may do this.
+    Yield the list of their numbers, as they come. Further signals are ignored, since work is being
+    saved. What is ignored already, as by nohup, stays ignored.
     """
+    received = []
+
     def stop(number, frame):
         received.append(number)
         if len(received) == 1:
             raise KeyboardInterrupt
 
     before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, stop)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, stop)
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

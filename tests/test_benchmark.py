@@ -23,14 +23,6 @@ def test_the_forms_of_a_step_agree():
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_plain_feasibility_agrees():
-    random = np.random.default_rng(0)
-    seen = benchmark.random_seen(random, 6, 7)
-    vectors = random.normal(size=(6, 4)), random.normal(size=(7, 4))
-    np.testing.assert_allclose(benchmark.plain_feasibility(*vectors, seen),
-                               benchmark.feasibility_scores(*vectors, seen))
-
-
 def test_the_command_prints_ratios(capsys):
     benchmark.main(["step", "--size", "4", "5", "--repeat", "1"])
     assert "step, 4 x 5, D 600, batch 128" in capsys.readouterr().out

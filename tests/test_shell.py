@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import io
 import os
 import signal
 import subprocess
@@ -30,12 +29,12 @@ def script(text, *arguments, **keywords):
 # ---- words and numbers ----
 
 
-@pytest.mark.parametrize("text, limits", [
-    ("-1", dict(least=0)), ("0", dict(above=0)), ("1", dict(below=1)), ("nan", {}), ("inf", {})])
-def test_numbers_are_taken_within_their_limits(text, limits):
-    assert shell.number(float, least=0, below=1)("0") == 0
-    with pytest.raises(argparse.ArgumentTypeError, match="must be a number .*got"):
-        shell.number(float, **limits)(text)
+@pytest.mark.parametrize("text", ["-1", "1", "nan", "x"])
+def test_numbers_are_taken_within_their_limits(text):
+    share = shell.number(least=0, below=1)
+    assert share("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="a number at least 0 and below 1, got"):
+        share(text)
 
 
 # ---- progress ----
@@ -71,13 +70,12 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_a_minute_in_a_log(capsys,
 def test_commands_end_in_one_line_and_a_status(error, status, shown, capsys):
     @shell.command
     def main(argv=None):
-        """What it does."""
         raise error
 
     with pytest.raises(SystemExit) as end:
         main(["x"])
     out, said = capsys.readouterr()
-    assert end.value.code == status and main.__doc__ == "What it does."
+    assert end.value.code == status
     assert not out and said.startswith(shown) and said.endswith("\n")
     assert "\n" not in said.strip()
 
@@ -138,7 +136,7 @@ def test_a_reader_that_goes_away_ends_the_work_quietly():
     process.stderr.close()
 
 
-def test_closed_streams_end_nothing(tmp_path):
+def test_closed_streams_end_nothing():
     """Python gives None for them."""
     program = """
         @shell.command
@@ -146,42 +144,37 @@ def test_closed_streams_end_nothing(tmp_path):
             print("τ", flush=True)
             with shell.Progress("x", 1, "") as progress:
                 progress.update(1)
-            open(sys.argv[1], "w").write("done")
-            raise ValueError("x")
+            raise ValueError("at the end")
         main()"""
 
     def close():
         os.close(1)
         os.close(2)
 
-    process = script(program, tmp_path / "done", stdout=None, stderr=None, preexec_fn=close)
-    assert process.wait(timeout=30) == 2 and (tmp_path / "done").read_text() == "done"
+    process = script(program, stdout=None, stderr=None, preexec_fn=close)
+    assert process.wait(timeout=30) == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_is_told_at_the_end(tmp_path):
+def test_a_full_disk_is_told_at_the_end():
     """What was to be printed is lost, but not the work."""
     program = """
         @shell.command
         def main(argv=None):
             print("a table")
-            open(sys.argv[1], "w").write("done")
+            print("worked", file=sys.stderr)
         main()"""
     with open("/dev/full", "w") as full:
-        buffered = dict(os.environ, PYTHONUNBUFFERED="")
-        process = script(program, tmp_path / "done", stdout=full, env=buffered)
+        process = script(program, stdout=full, env=dict(os.environ, PYTHONUNBUFFERED=""))
         error = process.communicate(timeout=30)[1]
-    assert process.returncode == 2 and (tmp_path / "done").read_text() == "done"
-    assert error == "error: [Errno 28] No space left on device\n"
+    assert process.returncode == 2
+    assert error == "worked\nerror: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("name", [
     "compcos", "data", "evaluate", "feasibility", "lab.baselines", "lab.benchmark", "lab.download",
     "lab.reproduce"])
-def test_every_script_helps_in_any_encoding(name, monkeypatch):
-    out = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr(sys, "stdout", out)
+def test_every_script_helps(name, capsys):
     with pytest.raises(SystemExit, match="0"):
-        shell.command(importlib.import_module(name).main)(["--help"])
-    out.flush()
-    assert out.buffer.getvalue().startswith(b"usage: ")
+        importlib.import_module(name).main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: ")
