@@ -130,7 +130,7 @@ def test_the_teaser_is_drawn(trained, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(trained)
     Path("results").mkdir()
-    teaser.main()
+    teaser.main([])
     assert Path("results/teaser.png").exists()
 
 
