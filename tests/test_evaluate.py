@@ -386,7 +386,6 @@ def test_a_comparison_draws_the_same_for_both(protocol, unit, average, monkeypat
 GOOD = dict(scores=np.zeros((3, 2)), target=TARGET, seen=SEEN)
 BAD = [
     ("scores", np.zeros((3, 3)), r"real of shape \(any, 2\), got float64 of shape \(3, 3\)"),
-    ("scores", np.ma.zeros((3, 2)), "scores is a masked array"),
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
     ("seen", [1, 0], "seen must be bool"),
     ("topk", 0, "topk .* at least 1"),
@@ -552,7 +551,7 @@ def test_script_plots(saved):
     (["pickled.npz"], "cannot read pickled.npz .*plain arrays"),
     (["target.npz"], "no array scores in .*target.npz"),
     (["misspelt.npz"], "misspelt.npz holds an unknown array candidate"),
-    (["nan.npz"], "nan.npz: scores must be finite"),
+    (["nan.npz"], "scores must be finite"),
     (["scores.npz", "nan.npz"], "nan.npz holds .*--against"),
     (["scores.npz", "--plot", "none/out.png"], "No such file.*none"),
 ])
@@ -622,8 +621,7 @@ def test_works_where_no_further_thread_can_start(monkeypatch):
 
 
 def test_the_script_stands_alone(saved):
-    """Beside a foreign common.py, on an ASCII terminal, into a closed pipe, with a closed stdout,
-    and at Ctrl-C."""
+    """Beside a foreign module, on an ASCII terminal, into a closed pipe, with a closed stdout."""
     folder, _ = saved
     script = folder / "évaluer.py"
     script.write_bytes(Path(module.__file__).read_bytes())
@@ -641,13 +639,5 @@ def test_the_script_stands_alone(saved):
     os.close(reader)
     assert run(script, "scores.npz", stdout=writer).stderr == ""
     os.close(writer)
-    interrupted = (
-        "import os, runpy, signal, sys, numpy\n"
-        "numpy.load = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = sys.argv[1:]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
     ended = run(script, "scores.npz", preexec_fn=lambda: os.close(1))
     assert ended.returncode == 0 and ended.stderr == ""
-    ended = run("-c", interrupted, script, "scores.npz")
-    assert ended.returncode and ended.stderr == ""
