@@ -349,8 +349,7 @@ def _cosines(vectors, name):
     vectors = vectors / np.ldexp(1.0, np.frexp(largest)[1] - 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
-    np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
-    return cosines
+    return np.clip(cosines, -1, 1, out=cosines)  # a second array takes as long as the product
 
 
 KINDS = {"numbers": "fiu", "whole numbers": "iu", "bool": "b"}  # the letters of NumPy's types
