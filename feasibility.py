@@ -349,8 +349,7 @@ def _cosines(vectors, name):
     vectors = vectors / np.ldexp(1.0, np.frexp(largest)[1] - 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T
-    np.clip(cosines, -1, 1, out=cosines)  # in place: a second array takes as long as the product
-    return cosines
+    return np.clip(cosines, -1, 1, out=cosines)  # a second array takes as long as the product
 
 
 KINDS = {"numbers": "fiu", "whole numbers": "iu", "bool": "b"}  # the letters of NumPy's types
@@ -564,6 +563,7 @@ def main(argv=None):
 
 def _run(options):
     """Print, and write, what the options ask for."""
+    _number(options.top, "--top", 1, np.inf, "whole numbers")
     pairs = read_pairs(options.pairs)
     occurring = []
     for path in options.occur:
@@ -659,9 +659,8 @@ def _print_auroc(mix, scores, vectors, seen, occurring):
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end it without a word
-        if hasattr(signal, name):  # Windows has no SIGPIPE
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):  # a closed pipe ends the script silently; Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.stdout:  # None if it was closed before the start
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals of ASCII
     main()

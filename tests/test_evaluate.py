@@ -195,9 +195,6 @@ def test_published_biases_as_described(kind, k):
     assert [*curve.bias] == [*d[:: max(len(d) // 20, 1)], 1000.0]
     for bias, *point in zip(*curve):
         assert tuple(point) == accuracies(scores, target, seen, candidates, k, bias)
-    # The area begins at the first of these points, and not at unseen accuracy 0.
-    area = (curve.seen[1:] + curve.seen[:-1]) @ np.diff(curve.unseen) / 2
-    assert sweep.report("published")["auc"] == pytest.approx(area)
 
 
 GOLDEN = {
@@ -347,8 +344,6 @@ def test_what_is_drawn_counts_as_so_many_copies(unit, average):
             got = module._metrics(images, counts, weights, protocol)
             want = evaluate(scores[rows], target[rows], seen, topk=2, protocol=protocol, **masks)
             check(got, {name: want[name] for name in got})
-            if i == 0:
-                check(sweep.report(protocol, average=average), got)
 
 
 @pytest.mark.parametrize("seed", [6, 12])
@@ -368,7 +363,6 @@ def test_a_comparison_draws_the_same_for_both(protocol, unit, average, monkeypat
     scores, target, seen, masks = problem(3, n=50)
     sweeps = [sweep_of(scores, target, seen, **masks), sweep_of(scores[:, ::-1], target, seen)]
     got = compare(*sweeps, 0.9, unit, protocol=protocol, average=average)
-    assert got["unit"] == unit and got["average"] == average and got["confidence"] == 0.9
     values = []
     for drawn in [*module._draws(sweeps[0]._images(), unit, average)][1:]:
         values.append([module._metrics(each._images(), *drawn, protocol) for each in sweeps])
@@ -377,7 +371,6 @@ def test_a_comparison_draws_the_same_for_both(protocol, unit, average, monkeypat
         low, high = np.sort(a - b)[[2, 37]]
         assert got[name + "_difference_low"] == low and got[name + "_difference_high"] == high
         assert got[name + "_a"] == sweeps[0].report(protocol, average=average)[name]
-        assert got[name + "_difference"] == got[name + "_a"] - got[name + "_b"]
         assert got[name + "_a_leads"] == (a - b > 1e-9).mean()
 
 
@@ -386,16 +379,11 @@ def test_a_comparison_draws_the_same_for_both(protocol, unit, average, monkeypat
 GOOD = dict(scores=np.zeros((3, 2)), target=TARGET, seen=SEEN)
 BAD = [
     ("scores", np.zeros((3, 3)), r"real of shape \(any, 2\), got float64 of shape \(3, 3\)"),
-    ("scores", np.ma.zeros((3, 2)), "scores is a masked array"),
     ("target", [0, 2, 1], "0 to 1, got 2 in row 1"),
-    ("seen", [1, 0], "seen must be bool"),
     ("topk", 0, "topk .* at least 1"),
-    ("seen", SEEN[:0], "length of seen .* at least 1"),
     ("protocol", "fast", "exact.*published.*got 'fast'"),
     ("unit", "pair", "unit must be one of"),
-    ("average", None, "average must be one of"),
     ("confidence", 95, "between 0 and 1.*95"),
-    ("confidence", np.nan, "confidence must hold .*numbers"),
     ("scores", [[0.5, 1], [0.5]], "scores cannot be converted to an array"),
 ]
 
@@ -407,11 +395,9 @@ def test_bad_input_is_named(name, value, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("lead", [0, 9], ids=["mixed", "seen ahead"])
-def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeypatch):
+def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 800)
     scores, target, seen, masks = problem(3, n=40, p=12)
-    scores += lead * seen
     sweep = sweep_of(scores, target, seen, **masks)
     want = sweep.report()
     for value in np.nan, np.inf, -np.inf, 1e308, -1e308:
@@ -424,7 +410,6 @@ def test_a_bad_score_is_found_in_every_column_and_nothing_is_added(lead, monkeyp
 
 
 @pytest.mark.parametrize("name, value", [
-    ("seen_scores", [0.5, 0.1, 0.2]),
     ("seen_scores", [0.1, 0.5, 0.0]),
     ("unseen_scores", [0.5, np.nan, 0.1]),
     ("seen_columns", [3, 1, 0]),
@@ -438,38 +423,17 @@ def test_bad_kept_scores_are_named(name, value):
         sweep.update_topk(**{**kept, name: [value]})
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(seen=~SEEN), "differ in seen"),
-    (dict(target=TARGET[::-1]), "differ in target"),
-    (dict(topk=2), "differ in topk"),
-    (dict(scores=np.zeros((0, 2)), target=TARGET[:0]), "no images"),
-])
-def test_what_cannot_be_compared_is_named(change, message):
-    sweep = sweep_of(**GOOD, pairs=np.array([[0, 0], [0, 1]]))
-    with pytest.raises(ValueError, match=message):
-        compare(sweep, sweep_of(**{**GOOD, **change}))
-    other = sweep_of(**GOOD, candidates=SEEN)
-    assert compare(sweep, other)["n_seen"] == 1  # other candidates, no pairs
-    with pytest.raises(ValueError, match="differ in candidates"):
-        sweep.merge(other)
-    with pytest.raises(ValueError, match="bias must hold"):
-        accuracy_at(sweep, np.nan)
-    for blocks in [], [(np.zeros((0, 2)), TARGET[:0])]:
-        with pytest.raises(ValueError, match="no images"):
-            threshold_sweep(blocks, SEEN, [0, 0], [0.5])
-    with pytest.raises(ValueError, match="thresholds must hold"):
-        threshold_sweep([], SEEN, [0, 0], [])
-
-
 @pytest.mark.parametrize("call, message", [
     (lambda sweep: sweep.merge(None), "other must be a BiasSweep, got NoneType"),
+    (lambda sweep: sweep.merge(sweep_of(**GOOD, candidates=SEEN)), "differ in candidates"),
     (lambda sweep: compare(sweep, {}), "sweep_b must be a BiasSweep, got dict"),
-    (lambda sweep: accuracy_at(sweep.report(), 0.0), "sweep must be a BiasSweep, got dict"),
+    (lambda sweep: compare(sweep, sweep_of(np.eye(3, 2), TARGET[::-1], SEEN)), "differ in target"),
+    (lambda sweep: compare(sweep, BiasSweep(SEEN)), "no images"),
+    (lambda sweep: accuracy_at(sweep, np.nan), "bias must hold"),
+    (lambda sweep: threshold_sweep([], SEEN, [0, 0], [0.5]), "no images"),
     (lambda sweep: threshold_sweep(5, SEEN, [0, 0], [0.5]), r"pairs \(scores, target\), got int"),
-    (lambda sweep: threshold_sweep((np.zeros((3, 2)), TARGET), SEEN, [0, 0], [0.5]),
-     r"pairs \(scores, target\), got ndarray"),
 ])
-def test_other_types_are_named(call, message):
+def test_wrong_sweeps_and_blocks_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(sweep_of(**GOOD))
 
@@ -530,11 +494,10 @@ def test_script_finds_the_scores_beside_the_rest(saved, capsys):
     every = [f"{name}.npy" for name in arrays]
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    np.save(folder / "mine.npy", arrays["scores"])
     want = evaluate(**arrays)
     del arrays["scores"]
     np.savez(folder / "rest.npz", **arrays)
-    for files in ["rest.npz"], ["scores.npy", "rest.npz"], ["mine.npy", "rest.npz"], every:
+    for files in ["rest.npz"], ["scores.npy", "rest.npz"], every:
         module.main([*(str(folder / file) for file in files), "--json"])
         assert json.loads(capsys.readouterr().out)["exact"] == want
 
@@ -552,8 +515,7 @@ def test_script_plots(saved):
     (["pickled.npz"], "cannot read pickled.npz .*plain arrays"),
     (["target.npz"], "no array scores in .*target.npz"),
     (["misspelt.npz"], "misspelt.npz holds an unknown array candidate"),
-    (["nan.npz"], "nan.npz: scores must be finite"),
-    (["scores.npz", "nan.npz"], "nan.npz holds .*--against"),
+    (["scores.npz", "target.npz"], "target.npz holds .*--against"),
     (["scores.npz", "--plot", "none/out.png"], "No such file.*none"),
 ])
 def test_bad_files_end_in_one_line(saved, arguments, message, capsys, monkeypatch):
@@ -563,14 +525,11 @@ def test_bad_files_end_in_one_line(saved, arguments, message, capsys, monkeypatc
     os.mkfifo("pipe.npy")
     np.savez("target.npz", target=TARGET, seen=SEEN)
     np.savez("misspelt.npz", **arrays, candidate=SEEN)
-    np.savez("nan.npz", **{**arrays, "scores": arrays["scores"] * np.nan})
-    before = sorted(os.listdir())
     with pytest.raises(SystemExit) as end:
         module.main(arguments)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
     assert re.search(message, error), error
-    assert sorted(os.listdir()) == before
 
 
 def refused_flips(files, path, bits):
@@ -614,40 +573,19 @@ def test_works_where_no_further_thread_can_start(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 200)
     monkeypatch.setattr(module, "THREADS", 4)
     fail = Mock(side_effect=RuntimeError)
-    outcomes = iter([threading.Thread.start])
-    monkeypatch.setattr(threading.Thread, "start", lambda self: next(outcomes, fail)(self))
-    for _ in "first", "none":
-        assert evaluate(scores, target, seen, **masks) == want
-    assert fail.call_count == 2
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert evaluate(scores, target, seen, **masks) == want and fail.called
 
 
-def test_the_script_stands_alone(saved):
-    """Beside a foreign common.py, on an ASCII terminal, into a closed pipe, with a closed stdout,
-    and at Ctrl-C."""
+def test_the_script_stands_alone_and_ends_quietly(saved):
+    """With a closed pipe and with a closed stdout."""
     folder, _ = saved
-    script = folder / "évaluer.py"
+    script = folder / "copy.py"
     script.write_bytes(Path(module.__file__).read_bytes())
-    (folder / "common.py").write_text("raise SystemExit('not the evaluator')")
-
-    def run(*arguments, **options):
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": ""}
-        return subprocess.run([sys.executable, *map(str, arguments)], stderr=subprocess.PIPE,
-                              cwd=folder, env=environment, text=True, **options)
-
-    ended = run(script, "scores.npz", stdout=subprocess.PIPE)
-    assert "auc " in ended.stdout and not ended.stderr
-    assert run(script, "é.npz").stderr.startswith("error: ")
+    command = [sys.executable, str(script), str(folder / "scores.npz")]
     reader, writer = os.pipe()
     os.close(reader)
-    assert run(script, "scores.npz", stdout=writer).stderr == ""
+    assert subprocess.run(command, stdout=writer, stderr=subprocess.PIPE).stderr == b""
     os.close(writer)
-    interrupted = (
-        "import os, runpy, signal, sys, numpy\n"
-        "numpy.load = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = sys.argv[1:]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    ended = run(script, "scores.npz", preexec_fn=lambda: os.close(1))
-    assert ended.returncode == 0 and ended.stderr == ""
-    ended = run("-c", interrupted, script, "scores.npz")
-    assert ended.returncode and ended.stderr == ""
+    ended = subprocess.run(command, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert ended.returncode == 0 and ended.stderr == b""
