@@ -233,13 +233,19 @@ def test_resume_refuses_other_photos(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change", [
-    dict(epoch=1.5), dict(epoch=True), dict(best=None), dict(history=["one", "two"]),
-    dict(model={}), [1, 2], dict(ema="text"), dict(settings=[]), dict(settings=dict(seed=0))])
+    dict(epoch=1.5), dict(history=["one", "two"]), dict(model={}), [1, 2], dict(settings=[]),
+    dict(epoch="two"), "epoch"])
 def test_a_last_of_crafted_values(toy, tmp_path, capsys, change):
+    """Changed, of another form, and without an epoch."""
     out = run(toy, tmp_path / "run", "--epochs", 2)
+    state = torch.load(out / "last.pt", weights_only=True)
     if isinstance(change, dict):
-        change = torch.load(out / "last.pt", weights_only=True) | change
-    torch.save(change, out / "last.pt")
+        state |= change
+    elif change == "epoch":
+        del state["epoch"]
+    else:
+        state = change
+    torch.save(state, out / "last.pt")
     assert str(out / "last.pt") in refused_run(capsys, toy, out, "--resume")
 
 
