@@ -481,13 +481,13 @@ def save_epochs(epochs, state, record, out):
         record: the settings to save beside a state.
         out: the folder of last.pt.
     """
-    done = state["epoch"] if state else 0
     saved = state
     saved_at = time.monotonic()
     try:
-        with shell.Progress("training", record["epochs"] - done, "epochs") as progress:
+        with shell.Progress("training", record["epochs"], "epochs") as progress:
             for state in epochs:
                 row = state["history"][-1]
+                progress.total = progress.done + 1 + record["epochs"] - row["epoch"]
                 progress.update(note=f"loss {row['loss']:.4f}, validation {row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)

@@ -49,7 +49,6 @@ def test_predicting_images(drawn, tmp_path, capsys):
     images = {row["image"] for row in read_rows(tmp_path / "new/answers.csv")}
     assert images == {given[-1]}
     assert "cannot write" in refusal(capsys, *given[2:], "--csv", out)
-    assert "either --predict IMAGE" in refusal(capsys, *given[2:], "--features", "a.npz")
 
 
 def test_predictions_as_a_table(finished, tmp_path):

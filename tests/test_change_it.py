@@ -11,10 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-import compcos
-import data
 from lab import baselines, results
-from toy import SHORT, metrics_of, numbers, run
+from toy import SHORT, metrics_of, numbers
 
 ROOT = Path(__file__).parent.parent
 EDITS = {  # file -> (line before which text goes, text)
@@ -63,13 +61,17 @@ def called(folder, *arguments):
     return done.stdout + done.stderr
 
 
-def test_documented_edits_work_and_break_no_test(copied, tmp_path):
+def test_documented_edits_work_and_break_no_test(copied, toy, tmp_path):
+    """--resume compares a setting; --predict takes a candidate set; a dataset keeps its recipe."""
     given = ["--dataset", "plants", "--data-root", tmp_path, "--device", "cpu", *SHORT]
     command = ["compcos.py", *given, "--out", "run", "--mix", "least"]
     printed = called(copied, *command, "--slack", 0.2)
     assert "\nseen_only " in printed and "    Gap" in printed, printed
     settings = metrics_of(copied / "run")["settings"]
     assert (settings["slack"], settings["mix"], settings["recipe"]) == (0.2, "least", "strong")
+    printed = called(copied, "compcos.py", "--checkpoint", "run", "--candidates", "seen_only",
+                     "--features", toy / "features.npz")
+    assert "  (seen)" in printed and "  (unseen)" not in printed
     refused = called(copied, *command, "--slack", 0.1, "--resume")
     assert "it was trained with slack=0.2, this command has slack=0.1" in refused
     printed = called(copied, "-m", "pytest", "-k", CHOICE, *UNHARMED)
@@ -103,12 +105,3 @@ def test_a_model_of_ones_own_runs(toy, tmp_path, monkeypatch):
     assert len(contents["weights"]["to_state.weight"]) == 5
 
 
-def test_a_dataset_with_a_name_of_its_own(toy, tmp_path, monkeypatch):
-    """A line in data.FOLDERS; an entry of DATASET_SETTINGS leaves its recipe as it is."""
-    monkeypatch.setitem(data.FOLDERS, "plants", "toy")
-    options = ["--data-root", tmp_path, "--epochs", 1]
-    plain = metrics_of(run("plants", tmp_path / "plain", *options))["settings"]
-    monkeypatch.setitem(compcos.DATASET_SETTINGS, "plants", dict(scale=50.0))
-    assert metrics_of(run("plants", tmp_path / "entry", *options))["settings"] == plain
-    found = metrics_of(run("plants", tmp_path / "paper", *options, "--recipe", "paper"))["settings"]
-    assert (plain["recipe"], found["recipe"], found["scale"]) == ("strong", "paper", 50.0)

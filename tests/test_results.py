@@ -104,24 +104,6 @@ def test_a_feasibility_file_of_something_else(tmp_path, content):
 # ---- candidate sets ----
 
 
-def test_a_fourth_candidate_set_is_one_entry(toy, tmp_path, monkeypatch, capsys):
-    """It is measured, written, printed and predicted from."""
-    three = results.candidate_sets
-
-    def four(seen, *arguments, **more):
-        return three(seen, *arguments, **more) | dict(seen_only=seen.ravel())
-
-    monkeypatch.setattr(runs, "candidate_sets", four)
-    monkeypatch.setattr(runs.answers, "CANDIDATE_SETS", (*results.CANDIDATE_SETS, "seen_only"))
-    out = run(toy, tmp_path / "run")
-    assert "\nseen_only " in capsys.readouterr().out
-    assert numbers(out)["test"]["seen_only"]["exact"]["best_unseen"] == 0
-    assert "seen_only_state" in read_rows(out / "predictions.csv")[0]
-    command("--checkpoint", out, "--features", toy / "features.npz", "--candidates", "seen_only",
-            "--csv", tmp_path / "answers.csv")
-    assert {row["seen"] for row in read_rows(tmp_path / "answers.csv")} == {"True"}
-
-
 def test_a_candidate_set_is_checked_before_training(toy, tmp_path, monkeypatch, capsys):
     wrong = lambda seen, *arguments: dict(unseen_only=~seen.ravel())
     monkeypatch.setattr(runs, "candidate_sets", wrong)
@@ -153,12 +135,11 @@ def test_what_a_run_says_of_itself(finished):
     metrics = metrics_of(finished)
     auc = metrics["test"]["open"]["exact"]["auc"]
     measured = metrics["calibration"]
-    said = "\n".join([*results.table_notes(metrics), results.expectation(measured)])
+    said = "\n".join(results.table_notes(metrics))
     assert f"open {auc:.1%} (4 compositions: too few for an interval)" in said
     assert f"confidence {measured['confidence']:.0%}, accuracy {measured['accuracy']:.0%} (" in said
-    for half, words in (("seen", "training photos"), ("unseen", "none")):
-        text = f"of about {measured[half]['accuracy']:.0%} ("
-        assert text in said.partition(f"where the composition had {words}")[0]
+    expected = results.expectation(measured)
+    assert f"of about {measured['unseen']['accuracy']:.0%} (4 compositions" in expected
     assert "none" not in results.expectation(dict(seen=measured["seen"]))
 
 
@@ -179,10 +160,8 @@ def test_several_seeds_give_a_deviation_and_no_interval(toy, tmp_path, capsys):
     assert summary["settings"]["seeds"] == [0, 1, 2]
     assert of_open == pytest.approx([np.mean(aucs), np.std(aucs, ddof=1)])
     assert not any(key.endswith("_low") for key in summary["mean"]["test"]["open"]["exact"])
-    printed = capsys.readouterr().out
-    assert "mean ± std of 3 seeds" in printed
+    printed = capsys.readouterr().out.partition("mean ± std of 3 seeds")[2]
     assert f"{100 * of_open[0]:.1f} ± {100 * of_open[1]:.1f}" in printed
-    assert "features.npz, frozen; vectors " in printed  # what the numbers depend on
 
 
 # ---- the folder ----
@@ -198,7 +177,6 @@ def test_no_run_removes_another(toy, tmp_path, capsys):
             (out, ["--seed", 3], taken), (single, [], taken), (single, ["--seed", 0, 1], taken),
             (single, ["--seed", 0, 1, "--resume"], "single seed, which further seeds cannot join"),
             (single, ["--seed", 1, "--resume"], "with seed=0, this command has seed=1"),
-            (single, ["--resume", "--epochs", 2], "and at most 2 "),
             (out, ["--seed", 0, 1, "--resume", "--margin", 0.1], "margin="),
             (out, ["--seed", 7, "--resume", "--epochs", 5], "with epochs=4, this command has ")):
         assert message in refused_run(capsys, toy, folder, *options)

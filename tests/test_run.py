@@ -11,7 +11,7 @@ from torch import nn
 
 import compcos
 import data
-from compcos import CompCos, Ensemble, Settings
+from compcos import CompCos, Settings
 from feasibility import conformal_threshold
 from lab import features as image_features
 from lab import run as runs
@@ -70,39 +70,12 @@ def test_data_without_unseen_compositions(toy, tmp_path, capsys):
     command("--checkpoint", out, "--features", toy / "features.npz", "--top", 1)
 
 
-def test_a_new_parameter_is_trained_saved_and_loaded(toy, tmp_path, monkeypatch):
-    """By the code that has it; by other code the file is refused."""
-
-    class Edited(CompCos):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.factor = nn.Parameter(torch.ones(()))
-
-        def composition_scores(self, *arguments):
-            return self.factor * super().composition_scores(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(compcos, "CompCos", Edited)
-        out = run(toy, tmp_path / "run")
-        assert compcos.load(out / "best.pt").factor.item() != 1
-    with pytest.raises(ValueError, match="best.pt.*factor.*train anew") as raised:
-        compcos.load(out / "best.pt")
-    assert "\n" not in str(raised.value)
-
-
 def test_a_model_that_breaks_the_contract_is_told():
     model = CompCos(np.eye(5), np.ones((6, 5)), 8).prepare(np.eye(5, 6) > 0)
     score = model.score
-
-    def check(message):
-        with pytest.raises(ValueError, match=message):
-            runs.check_model(model, torch.zeros(3, 8), np.eye(5, 6) > 0)
-
     model.score = lambda *given: score(*given).mT
-    check(r"CompCos.score must return .* = \(5, 6\), got \(2, 6, 5\)")
-    model.score = score
-    model.feasibility = lambda: np.zeros(3)
-    check("feasibility")
+    with pytest.raises(ValueError, match=r"CompCos.score must .* \(5, 6\), got \(2, 6, 5\)"):
+        runs.check_model(model, torch.zeros(3, 8), np.eye(5, 6) > 0)
 
 
 # ---- decisions on validation ----
@@ -237,11 +210,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(toy, tmp_path, monkeypatch
     logs = [read_rows(folder / "log.csv") for folder in (out, whole)]
     for ours, expected in zip(*logs, strict=True):
         assert ours["loss"] == expected["loss"] and ours["validation"] == expected["validation"]
-    model = CompCos.load(whole / "best.pt")
-    assert isinstance(model, Ensemble) == (members == 2)
-    scores = model(torch.as_tensor(inputs_of(toy)[1]["test"])).detach().flatten(1)
-    np.testing.assert_allclose(scores, np.load(whole / "scores.npy"), atol=1e-5)
-    np.testing.assert_allclose(model.feasibility(), model.checkpoint["feasibility"], atol=1e-6)
+    assert (out / "scores.npy").read_bytes() == (whole / "scores.npy").read_bytes()
 
 
 def test_resume_refuses_other_photos(toy, tmp_path, capsys):
@@ -264,44 +233,46 @@ def test_resume_refuses_other_photos(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change", [
-    dict(epoch=1.5), dict(epoch=True), dict(best=None), dict(history=["one", "two"]),
-    dict(model={}), [1, 2], dict(ema="text"), dict(settings=[]), dict(settings=dict(seed=0))])
+    dict(epoch=1.5), dict(history=["one", "two"]), dict(model={}), [1, 2], dict(settings=[]),
+    dict(epoch="two"), "epoch"])
 def test_a_last_of_crafted_values(toy, tmp_path, capsys, change):
+    """Changed, of another form, and without an epoch."""
     out = run(toy, tmp_path / "run", "--epochs", 2)
+    state = torch.load(out / "last.pt", weights_only=True)
     if isinstance(change, dict):
-        change = torch.load(out / "last.pt", weights_only=True) | change
-    torch.save(change, out / "last.pt")
+        state |= change
+    elif change == "epoch":
+        del state["epoch"]
+    else:
+        state = change
+    torch.save(state, out / "last.pt")
     assert str(out / "last.pt") in refused_run(capsys, toy, out, "--resume")
 
 
 def test_an_error_of_the_last_save_hides_no_other(tmp_path, monkeypatch, capsys):
-    """A full disk after a bug in validation, or after Ctrl-C: both are told."""
-    row = dict(epoch=1, loss=1.0, validation=0.1, seconds=0.0)
-
+    """A bug in validation, or Ctrl-C, with a full disk: both are told."""
     def epochs(error):
-        yield dict(epoch=1, history=[row])
+        yield dict(epoch=1, history=[dict(loss=1.0, validation=0.1)])
         raise error
 
     def full(source, place):
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(shell.os, "replace", full)
     for error, message in ((ZeroDivisionError("a bug"), "a bug"),
-                           (KeyboardInterrupt(), "stopped: pass --out ")):
-        with monkeypatch.context() as patch, pytest.raises(type(error), match=message):
-            patch.setattr(shell.os, "replace", full)
+                           (KeyboardInterrupt(), "stopped: pass --out .* --resume")):
+        with pytest.raises(type(error), match=message):
             runs.save_epochs(epochs(error), None, dict(epochs=2), tmp_path)
         assert "epoch 1 is not kept" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
-    with pytest.raises(KeyboardInterrupt, match="--resume to continue"):
-        runs.save_epochs(epochs(KeyboardInterrupt()), None, dict(epochs=2), tmp_path)
-    assert torch.load(tmp_path / "last.pt")["epoch"] == 1
 
 
 # ---- a final model ----
 
 
 def test_a_final_model_of_all_photos(toy, tmp_path, capsys):
-    """It equals a fit on all data, knows all compositions, and leaves the run as it was."""
+    """It equals a fit on all data, knows all compositions, and leaves the run as it was. It is
+    refused for other data, and without a finished run."""
     out = run(toy, tmp_path / "run", "--members", 2, "--seed", 3)
     before = contents(out)
     command("--final", out, "--device", "cpu")
@@ -326,15 +297,11 @@ def test_a_final_model_of_all_photos(toy, tmp_path, capsys):
     command("--checkpoint", out / "final.pt", "--features", toy / "features.npz", "--top", 1)
     assert "accuracy of final.pt is not measured" in capsys.readouterr().out
 
-
-def test_a_final_model_needs_a_finished_run_and_its_data(toy, tmp_path, capsys):
-    out = run(toy, tmp_path / "run", "--epochs", 1)
     stored = dict(np.load(toy / "features.npz"))
     np.savez(toy / "features.npz", **stored | dict(features=stored["features"] + 1))
     assert "data of" in refusal(capsys, "--final", out)
     (out / "best.pt").unlink()
     assert "must be the folder of a finished run" in refusal(capsys, "--final", out)
-    assert not (out / "final.pt").exists()
 
 
 # ---- what is wrong ----
@@ -343,8 +310,7 @@ def test_a_final_model_needs_a_finished_run_and_its_data(toy, tmp_path, capsys):
 @pytest.mark.parametrize("options, message", [
     (["--vectors", "nowhere.txt"], "nowhere.txt"), (["--features", "nowhere.npz"], "nowhere.npz"),
     (["--device", "cuda:9"], "device"), (["--lr", 1e30], "lower lr"),
-    (["--lr", -1], "lr must be above 0, got -1"), (["--dropout", 1], "dropout must be at least 0"),
-    (["--predict", "a.png"], "--checkpoint"),
+    (["--lr", -1], "lr must be above 0, got -1"), (["--predict", "a.png"], "--checkpoint"),
     (["--checkpoint", "nowhere.pt", "--predict", "a.png"], "nowhere.pt"),
     (["--out", "/dev/null/run"], "cannot write into ")])
 def test_bad_options(toy, tmp_path, capsys, options, message):
