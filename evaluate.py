@@ -350,7 +350,7 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         return (*best_seen, best, _truth_wins(block, target, best, level), target)
 
     parts = []
-    for block in blocks if hasattr(blocks, "__iter__") else [blocks]:  # what is no list is refused
+    for block in blocks if hasattr(blocks, "__iter__") else [blocks]:  # a number is refused below
         if not isinstance(block, (tuple, list)) or len(block) != 2:
             raise ValueError("blocks must hold pairs (scores, target), got "
                              f"{type(block).__name__}: pass a list of pairs")
@@ -893,6 +893,8 @@ def _run(options):
         other = load(options.against, options.topk)
         for name in PROTOCOLS:
             against[name] = compare(sweep, other, options.confidence or 0.95, protocol=name, **how)
+    if options.plot:
+        plot(sweep, results, options.plot)
     if options.json:
         if against:
             results["against"] = against
@@ -908,8 +910,6 @@ def _run(options):
         if against:
             print(f"\na against b, which has {other.candidates.sum():,} candidates")
             _print_table(against)
-    if options.plot:
-        plot(sweep, results, options.plot)
 
 
 def main(argv=None):
