@@ -14,7 +14,6 @@ than the truth, drawn uniformly and with replacement.
 
 import argparse
 from dataclasses import dataclass
-from pprint import pformat
 
 from lab import shell
 
@@ -25,8 +24,8 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from compcos import (TRAINING_SCORES, TrainingSettings, as_mask, as_word_vectors, seen_of,
-                     setting, split_linear)
+from compcos import (TRAINING_SCORES, CompCos, TrainingSettings, as_word_vectors, seen_of,
+                     setting, shape_of, split_linear)
 from feasibility import feasibility_scores
 from lab import run
 
@@ -108,23 +107,11 @@ class BaselineModel(nn.Module):
         Raises:
             ValueError: a mask of another shape or type.
         """
-        seen = as_mask("seen", seen, len(self.states), len(self.objects))
-        self.seen = torch.as_tensor(seen, device=self.states.device)
-        flat = self.seen.flatten()
-        self.seen_compositions = flat.nonzero().squeeze(1)  # (P,)
-        self.seen_place = flat.cumsum(0) - 1                # (C,) among these
+        self.seen = torch.as_tensor(seen_of(self, seen), device=self.states.device)
+        self.seen_compositions = self.seen.flatten().nonzero().squeeze(1)  # (P,)
         return self
 
-    def forward(self, features):
-        """Return the scores (B, S, O) of images (B, F) with every composition.
-
-        Args:
-            features: tensor (B, F).
-
-        Returns:
-            A tensor (B, S, O); higher is better.
-        """
-        return self.score(features, self.compositions())
+    forward = CompCos.forward  # (B, F) -> (B, S, O)
 
     def after_epoch(self, epoch):
         """Change nothing: no system here depends on the epoch.
@@ -164,7 +151,7 @@ class BaselineModel(nn.Module):
         return index // len(self.objects), index % len(self.objects)
 
     def draw_negatives(self, target, count):
-        """Return `count` negatives of each image.
+        """Return `count` negatives of each image. Call after `prepare`.
 
         Args:
             target: int64 tensor (B,), the true compositions.
@@ -172,14 +159,10 @@ class BaselineModel(nn.Module):
 
         Returns:
             An int64 tensor (B, count).
-
-        Raises:
-            ValueError: `prepare` was not called.
         """
-        if self.seen is None:
-            raise ValueError("loss needs a prepared model: call model.prepare(seen) first")
-        truth = self.seen_place[target][:, None].expand(-1, count)  # (B, count)
-        return self.seen_compositions[draw_other(len(self.seen_compositions), truth)]
+        truth = torch.searchsorted(self.seen_compositions, target)[:, None]  # (B, 1), of P places
+        return self.seen_compositions[
+            draw_other(len(self.seen_compositions), truth.expand(-1, count))]
 
 
 def draw_other(size, skip):
@@ -249,7 +232,7 @@ class Triplet(BaselineModel):
         images = self.images(features)
         scores = torch.addmm(-squared_norms, images, embeddings.T, alpha=2)
         scores.sub_(images.square().sum(1, keepdim=True))
-        return scores.view(-1, len(self.states), len(self.objects))
+        return scores.unflatten(1, shape_of(self))
 
 
 class LabelEmbedPlus(Triplet):
@@ -416,16 +399,6 @@ class SymNet(BaselineModel):
             distances.append(without - with_it)
         return torch.cat(distances)
 
-    def state_loss(self, v, minus_a, a):
-        """Return the loss by which states a (B,) are read from v (B, D), and not once removed.
-
-        As published, the second term takes the other images' logits: the sum over the batch
-        without the image's own.
-        """
-        detached = self.to_state(minus_a)
-        return (nnf.cross_entropy(self.to_state(v), a)
-                + nnf.cross_entropy(detached.sum(0) - detached, a))
-
     def loss(self, features, target):
         """Return the weighted sum of SymNet's losses: state, object, triplet, symmetry, axiom.
 
@@ -447,7 +420,11 @@ class SymNet(BaselineModel):
         plus_b = plus(v, b)
         minus_b = minus(v, b)
 
-        state_loss = (self.state_loss(v, minus_a, a)
+        # The state is read from v, and not once removed. As published, the second term takes the
+        # other images' logits: the sum over the batch without the image's own.
+        detached = self.to_state(minus_a)
+        state_loss = (nnf.cross_entropy(self.to_state(v), a)
+                      + nnf.cross_entropy(detached.sum(0) - detached, a)
                       + nnf.cross_entropy(self.moving(v, attach, detach), a))
 
         # The object stays what it is, whatever happens to the state.
@@ -595,13 +572,12 @@ class TMN(BaselineModel):
         for images in features.split(128):
             # Some compositions at a time share the contiguous outputs; others would be copied for
             # each of them.
-            first = self.first_layer(images).contiguous()                         # (1, K, w, B)
+            outputs = self.first_layer(images).contiguous()
             scores = []
-            for gates in zip(*[gate.split(chunk_size(first)) for gate in compositions]):
-                outputs = first.expand(len(gates[0]), -1, -1, -1)                 # (R, K, w, B)
+            for gates in zip(*[gate.split(chunk_size(outputs)) for gate in compositions]):
                 scores.append(self.score_gated(outputs, gates, "rjk,rkwb->rjwb"))
             blocks.append(torch.cat(scores).T)                                    # (B, C)
-        return torch.cat(blocks).view(-1, len(self.states), len(self.objects))
+        return torch.cat(blocks).unflatten(1, shape_of(self))
 
 
 # ---- VisProd ----
@@ -678,7 +654,8 @@ Train and evaluate one of the systems that the paper compares with, as CompCos i
   symnet   SymNet: states are added to images and removed from them
   visprod  VisProd (two logistic regressions): state and object are classified separately
 
-`--model SYSTEM --help` lists the settings of a system."""
+`--model SYSTEM --help` lists the settings of a system. DATASET_SETTINGS in lab/baselines.py lists
+the defaults that a dataset changes; metrics.json records the settings of a run."""
 
 
 def for_dataset(table, name, dataset, default):
@@ -720,12 +697,8 @@ def main(argv=None):
     chooser = argparse.ArgumentParser(add_help=False)
     chooser.add_argument("--model")
     name = chooser.parse_known_args(argv)[0].model
-    description = DESCRIPTION
-    if name in DATASET_SETTINGS:
-        changes = pformat(DATASET_SETTINGS[name], sort_dicts=False)
-        description = f"Train and evaluate {name}. Defaults that a dataset changes:\n\n{changes}"
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: python -m lab.baselines --model leplus --dataset utzappos")
     parser.add_argument("--model", required=True, choices=MODELS, help="the system")
     system = MODELS.get(name, BaselineModel)

@@ -28,9 +28,9 @@ def published(model, get=lambda tensor: tensor):
     if isinstance(model, baselines.AttributesAsOperators):
         for state, operator in enumerate(get(model.operators)):
             names[f"attr_ops.{state}"] = operator
-    if not isinstance(model, baselines.AttributesAsOperators | baselines.VisProd):
+    if not isinstance(model, baselines.AttributesAsOperators):
         names["attr_embedder.weight"] = get(model.states)
-    if not isinstance(model, baselines.SymNet | baselines.VisProd):
+    if not isinstance(model, baselines.SymNet):
         names["obj_embedder.weight"] = get(model.objects)
     return names
 
@@ -49,9 +49,6 @@ def tensors(name, module, get, part=...):
 
 def published_modules(model):
     """Published name -> our module, for all but TMN."""
-    if isinstance(model, baselines.VisProd):  # of this project: our own names
-        return {"standardise": model.standardise, "to_state": model.to_state,
-                "to_object": model.to_object}
     if isinstance(model, baselines.SymNet):
         modules = {"image_embedder.mod.0": model.images}
         networks = {"attr_classifier": model.to_state, "obj_classifier": model.to_object,
@@ -162,16 +159,6 @@ def direct_symnet(parameters, x, pairs):
     return states[:, pairs[:, 0]] * objects[:, pairs[:, 1]]
 
 
-def direct_visprod(parameters, x, pairs):
-    """log p(s | x) + log p(o | x), by the recorded mean and variance."""
-    mean = parameters["standardise.running_mean"]
-    variance = parameters["standardise.running_var"]
-    x = (x - mean) / (variance + 1e-5).sqrt()
-    states = linear(parameters, "to_state", x).softmax(1).log()
-    objects = linear(parameters, "to_object", x).softmax(1).log()
-    return states[:, pairs[:, 0]] + objects[:, pairs[:, 1]]
-
-
 # ---- TMN ----
 
 
@@ -234,4 +221,4 @@ def direct_tmn_scores(parameters, x, pairs):
 
 
 DIRECT = {"leplus": direct_leplus, "aop": direct_aop, "symnet": direct_symnet,
-          "tmn": direct_tmn_scores, "visprod": direct_visprod}
+          "tmn": direct_tmn_scores}
