@@ -236,16 +236,10 @@ def as_images(model, features):
     return features
 
 
-def as_features(model, features):
-    """Return images (N, F) as finite numbers of the model's type, on its device."""
+def as_examples(model, features, targets):
+    """Return features as `as_images` does, all finite, and targets as `as_targets` does."""
     features = as_images(model, features)
     check_rows("features", features)
-    return features
-
-
-def as_examples(model, features, targets):
-    """Return features as `as_features` does, and their targets as `as_targets` does."""
-    features = as_features(model, features)
     return features, as_targets(targets, *shape_of(model), len(features))
 
 
@@ -638,10 +632,6 @@ class CompCos(nn.Module):
         competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
         limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
         chunks = math.ceil(len(target) / max(LEAST_IMAGES, limit // competing))
-        if chunks == 1:
-            loss = self.loss_of(shared[0], shared[1:], target)
-            loss.backward()
-            return loss.detach()
         # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
         # chunks, which are then propagated to the parameters once.
         leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
@@ -861,7 +851,6 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         seen = as_tensor(seen, cosines.device, "seen")
         lowered = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
         check_shape("seen", seen, cosines.shape[1:])
-        check_shape("margin", lowered, seen.shape, ())
         # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
         added = torch.where(seen, added, -scale * lowered).to(cosines.dtype)
     logits = (scale * cosines).add_(added).flatten(1)
@@ -923,21 +912,17 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     """
     settings = settings or Settings.strong()
     device = pick_device(device)
-    states, objects = as_word_vectors(state_vectors, object_vectors)
-    shape = (len(states), len(objects))
-    features = torch.atleast_1d(as_tensor(features, name="features"))
+    shape = (len(state_vectors), len(object_vectors))
+    features = as_tensor(features, name="features")
     targets = as_targets(targets, *shape, len(features))
     seen = shown_by(targets, shape) if seen is None else as_mask("seen", seen, *shape)
     shown = None
     if validation is not None:
-        if not isinstance(validation, (tuple, list)) or len(validation) != 2:
-            raise ValueError("validation must be a pair (features, targets), got "
-                             f"{type(validation).__name__}")
         shown = shown_by(as_targets(validation[1], *shape), shape)
     settings = resolve_candidates(settings, seen, shown)
 
     with reproducible(device, seed):
-        model = build(states, objects, features.shape[-1], settings).to(device)
+        model = build(state_vectors, object_vectors, features.shape[-1], settings).to(device)
         model.prepare(seen, targets)
         validate = None
         if validation is not None:
@@ -983,15 +968,10 @@ def selection(report):
     return 0.0
 
 
-def check_seed(seed):
-    """Return a seed as an int; ValueError if no random numbers can be drawn from it."""
-    return check_value("seed", seed, int, least=0, below=1 << 43)  # see draw_order
-
-
 @contextmanager
 def reproducible(device, seed):
     """Seed the random numbers inside and let a CPU's sums be deterministic; restore both after."""
-    seed = check_seed(seed)
+    seed = check_value("seed", seed, int, least=0, below=1 << 43)  # see draw_order
     before = (torch.are_deterministic_algorithms_enabled(),
               torch.is_deterministic_algorithms_warn_only_enabled(),
               torch.utils.deterministic.fill_uninitialized_memory)
@@ -1040,11 +1020,10 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
         `model`; and `model`, `optimizer` and `ema` as they are now.
 
     Raises:
-        ValueError: arrays that do not fit the model, a state of another training, or a loss or
-            weights that are not finite.
+        ValueError: arrays that do not fit the model, a state of another training, or a loss that
+            is not finite.
     """
     settings = model.settings
-    seed = check_seed(seed)
     features, targets = as_examples(model, features, targets)
     targets = targets.to(features.device)
     size = min(settings.batch_size, len(features))
@@ -1088,10 +1067,9 @@ def draw_order(count, passes, seed, epoch):
 
 def check_convergence(model, loss, epoch):
     """Raise ValueError where training has diverged."""
-    if not math.isfinite(loss) or not all(weight.isfinite().all() for weight in model.parameters()):
-        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss:.3g}, or weights "
-                         f"are not finite; lower lr ({model.settings.lr:g}) or scale, or look for "
-                         "outliers in the features")
+    if not math.isfinite(loss):
+        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss}; lower lr "
+                         f"({model.settings.lr:g}) or scale, or look for outliers in the features")
 
 
 def finish_epoch(state, model, optimizer, ema, loss, validate):
@@ -1103,7 +1081,7 @@ def finish_epoch(state, model, optimizer, ema, loss, validate):
     trained = copy.deepcopy(model.state_dict())
     torch._foreach_copy_(ema.weights, ema.average)  # the average validates
     if validate is not None:
-        value = check_value("the result of validate", float(validate()), float)
+        value = float(validate())
     if validate is None or epoch == 1 or value > history[best["epoch"] - 1]["validation"]:
         best = dict(epoch=epoch, model=copy.deepcopy(model.state_dict()))
     model.load_state_dict(trained)
@@ -1119,8 +1097,7 @@ def restore(state, model, optimizer, ema):
     # A copy, since the optimiser changes its tensors in place and the state must stay as it is.
     moments = copy.deepcopy(state["optimizer"])
     optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
-    for average, value in zip(ema.average, state["ema"]):
-        average.copy_(value)  # also from another device
+    torch._foreach_copy_(ema.average, state["ema"])  # also from another device
     ema.steps = max(int(moment["step"]) for moment in moments.values())
     model.after_epoch(state["epoch"])  # margins and the like are made anew
 
@@ -1299,7 +1276,6 @@ def sweep(model, features, targets, seen, candidates, topk=1):
         columns), (N, k) each.
     """
     device = features.device
-    targets = as_tensor(targets, "cpu").numpy()
     topk = min(topk, seen.size)
     is_seen = torch.as_tensor(seen.ravel(), device=device)
     sets = {}
@@ -1403,7 +1379,8 @@ def rank_compositions(model, features, *, k, candidates=None, bias=0.0, seen=Non
     """
     k = check_value("k", k, int, least=1)
     bias = check_value("bias", bias, float)
-    features = as_features(model, features)
+    features = as_images(model, features)
+    check_rows("features", features)
     allowed = candidates_of(model, candidates)
     offset = np.where(allowed, 0.0, -np.inf)
     if bias:
