@@ -154,6 +154,8 @@ def rank():
 
 def processes():
     """Return how many processes work together."""
+    if "RANK" not in os.environ:
+        return 1
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -340,7 +342,10 @@ def interrupting_signals():
             raise KeyboardInterrupt
 
     before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    if threading.current_thread() is not threading.main_thread():
+        names = ()  # which only the main thread may handle
+    for name in names:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, stop)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compcos import setting
+from compcos import reproducible, setting, train_epochs
 from feasibility import feasibility_scores
 from lab import baselines
 from reference import DIRECT, published
@@ -177,6 +177,22 @@ def test_third_states_follow_their_definition():
         third = model.draw_third(torch.full((count,), state), torch.full((count,), object_))
         shares = torch.bincount(third, minlength=6) / count
         torch.testing.assert_close(shares, expected, rtol=0, atol=6 * 0.5 / count**0.5)
+
+
+def test_two_threads_do_not_race():
+    """The gradient of an indexed table, as of aop's matrices, is added up in one order."""
+    settings = baselines.settings_of("aop", "shapes", epochs=1)
+    weights = []
+    torch.set_num_threads(2)
+    for _ in range(2):
+        with reproducible(torch.device("cpu"), 0):
+            model = baselines.AttributesAsOperators(
+                torch.randn(2, 100), torch.randn(3, 100), 8, settings)
+            model.prepare(torch.ones(2, 3).bool())
+            list(train_epochs(model, torch.randn(256, 8), torch.randint(6, (256,))))
+        weights.append(model.operators)
+    torch.set_num_threads(1)
+    assert torch.equal(*weights)
 
 
 # ---- settings ----
