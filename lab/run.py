@@ -487,7 +487,7 @@ def save_epochs(epochs, state, record, out):
         with shell.Progress("training", record["epochs"], "epochs") as progress:
             for state in epochs:
                 row = state["history"][-1]
-                progress.total = progress.done + 1 + record["epochs"] - row["epoch"]
+                progress.total = progress.done + 1 + record["epochs"] - state["epoch"]
                 progress.update(note=f"loss {row['loss']:.4f}, validation {row['validation']:.2%}")
                 if time.monotonic() - saved_at > SAVE_SECONDS:
                     save_state(out, state, record)
@@ -678,11 +678,6 @@ def compcos_settings(recipe, dataset, changes):
     return compcos.Settings.strong(**changes)
 
 
-def default_recipe(dataset):
-    """Return the recipe of a dataset: the paper's for its own and the built-in one, else strong."""
-    return "paper" if dataset in VECTORS else "strong"
-
-
 @shell.command
 def main(argv=None):
     """Train and evaluate CompCos, predict with a checkpoint, or train a final model."""
@@ -706,7 +701,7 @@ def main(argv=None):
                 else:
                     answers.print_predictions(options)
         return
-    recipe = options.recipe or default_recipe(options.dataset)
+    recipe = options.recipe or ("paper" if options.dataset in VECTORS else "strong")
     settings = compcos_settings(recipe, options.dataset,
                                 settings_changes(options, compcos.Settings))
     inputs = load_inputs(options, VECTORS.get(options.dataset, OTHER_VECTORS))
