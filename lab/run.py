@@ -364,6 +364,8 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
     dataset = inputs.dataset
     shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
     resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
+    if resolved != settings:
+        print(f"note: train_candidates, which is auto, is {resolved.train_candidates} on these data")
     record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
