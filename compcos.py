@@ -15,7 +15,6 @@ A composition (s, o) has the index s * O + o. Arguments are arrays, lists or ten
 import copy
 import math
 import numbers
-import operator
 import os
 import time
 import warnings
@@ -48,7 +47,8 @@ FORMAT = 1                # of the files that `save` writes
 # ---- settings ----
 
 
-def setting(paper, strong=None, help="", *, choices=None, **limits):
+def setting(paper, strong=None, help="", *, choices=None, least=-math.inf, above=-math.inf,
+            below=math.inf):
     """Declare a setting, as a dataclass field.
 
     Args:
@@ -56,11 +56,11 @@ def setting(paper, strong=None, help="", *, choices=None, **limits):
         strong: the value in the strong recipe; None if it is the paper's.
         help: one line of explanation for `--help`.
         choices: the allowed names, for a setting that is a str.
-        limits: the range of a number, any of `least`, `above` and `below`: least <= value,
-            above < value < below.
+        least, above, below: the range of a number: least <= value, above < value < below.
     """
     if strong is None:
         strong = paper
+    limits = dict(least=least, above=above, below=below)
     return field(default=paper, metadata=dict(strong=strong, help=help, choices=choices,
                                               limits=limits))
 
@@ -90,9 +90,7 @@ class TrainingSettings:
 
     def __post_init__(self):
         for declared in fields(self):
-            rule = declared.metadata
-            value = check_value(declared.name, getattr(self, declared.name), declared.type,
-                                rule["choices"], **rule["limits"])
+            value = check_setting(declared, getattr(self, declared.name))
             object.__setattr__(self, declared.name, value)  # the class is frozen
 
     @classmethod
@@ -153,7 +151,9 @@ class Settings(TrainingSettings):
         Raises:
             ValueError: another dataset, or a value of another type or out of range.
         """
-        check_value("dataset", dataset, str, DATASET_SETTINGS)
+        if dataset not in DATASET_SETTINGS:
+            raise ValueError(f"dataset must be one of {', '.join(DATASET_SETTINGS)}, got "
+                             f"{dataset!r}; use 'folder' for all others")
         return cls(**DATASET_SETTINGS[dataset] | changes)
 
 
@@ -168,16 +168,21 @@ DATASET_SETTINGS = {
 }
 
 
+def check_setting(declared, value):
+    """Return the value of a setting, a dataclass field, as `check_value` returns it."""
+    rule = declared.metadata
+    return check_value(declared.name, value, declared.type, rule["choices"], **rule["limits"])
+
+
 # ---- arguments ----
 
 KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
          bool: ((bool, np.bool_), "True or False"), str: (str, "a text")}
-LIMITS = {"least": ("at least", operator.ge), "above": ("above", operator.gt),
-          "below": ("below", operator.lt)}
 
 
-def check_value(name, value, kind, choices=None, **limits):
-    """Return a value as a plain int, float, bool or str; ValueError outside its LIMITS.
+def check_value(name, value, kind, choices=None, *, least=-math.inf, above=-math.inf,
+                below=math.inf):
+    """Return a value as a plain int, float, bool or str; ValueError outside its range.
 
     Numbers of NumPy become Python's, which JSON files hold.
     """
@@ -186,14 +191,11 @@ def check_value(name, value, kind, choices=None, **limits):
     if choices:
         expected = f"one of {', '.join(choices)}"
         fits = fits and value in choices
-    elif fits:
-        fits = math.isfinite(value)
-        ranges = []
-        for limit, bound in limits.items():
-            word, holds = LIMITS[limit]
-            ranges.append(f"{word} {bound}")
-            fits = fits and holds(value, bound)
-        expected = " and ".join(ranges) or expected
+    elif fits and not (least <= value < below and value > above):  # nan is never in range
+        limits = {"at least": least, "above": above, "below": below}
+        given = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
+        expected = " and ".join(given) or expected
+        fits = False
     if not fits:
         raise ValueError(f"{name} must be {expected}, got {value!r}")
     return kind(value)
