@@ -112,9 +112,9 @@ class BiasSweep:
         Raises:
             ValueError: An argument is wrong; the error names the row. None of its images is added.
         """
-        def reduce(block, target):
-            best_seen = _best(block, self._seen_group, self._places)
-            best_unseen = _best(block, self._unseen_group, self._places)
+        def reduce(block, top, target):
+            best_seen = _best(block, top, self._seen_group, self._places)
+            best_unseen = _best(block, top, self._unseen_group, self._places)
             return (*best_seen, *best_unseen, target)
 
         best = _each_block(scores, target, len(self.seen), reduce)
@@ -153,7 +153,7 @@ class BiasSweep:
         Raises:
             ValueError: `other` is not a BiasSweep, or differs in one of these.
         """
-        _check_sweep("other", other)
+        _check_sweeps(other=other)
         _check_same(self, other, ("seen", "candidates", "pairs", "topk"))
         self._summaries = self._summaries + other._summaries
 
@@ -208,7 +208,9 @@ class BiasSweep:
 
     def _images(self):
         """Return the Images so far; without any, raise ValueError."""
-        return _images(np.concatenate(self._summaries, axis=1), self.seen)
+        summary = np.concatenate(self._summaries, axis=1)
+        self._summaries = [summary]
+        return _images(summary, self.seen)
 
 
 def evaluate(scores, target, seen, *, candidates=None, pairs=None, topk=1, protocol="exact",
@@ -253,7 +255,7 @@ def accuracy_at(sweep, bias, *, average="image"):
     Raises:
         ValueError: There are no images, or an argument is of another type or nan.
     """
-    _check_sweep("sweep", sweep)
+    _check_sweeps(sweep=sweep)
     bias = float(_numbers("bias", bias, ()))
     images = sweep._images()
     _, weights = next(_draws(images, "image", average))
@@ -288,8 +290,7 @@ def compare(sweep_a, sweep_b, confidence=0.95, unit="image", *, protocol="exact"
     Raises:
         ValueError: The sweeps cannot be compared, or an argument is out of its range or choices.
     """
-    _check_sweep("sweep_a", sweep_a)
-    _check_sweep("sweep_b", sweep_b)
+    _check_sweeps(sweep_a=sweep_a, sweep_b=sweep_b)
     _check_same(sweep_a, sweep_b, ("seen", "topk"))
     both = [sweep_a._images(), sweep_b._images()]
     _check_same(*both, ("target",))
@@ -339,8 +340,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     level, columns, starts = _levels(whole._unseen_group, feasibility, steps)
     columns = np.append(columns, 0)  # a place for the score -inf, the best where no column remains
 
-    def reduce(block, target):
-        best_seen = _best(block, whole._seen_group, 1)
+    def reduce(block, top, target):
+        best_seen = _best(block, top, whole._seen_group, 1)
         # First the best of each level (reduceat gives a level without columns a score of the next
         # level), then of each step: the greatest of its own and all higher levels.
         left = block.take(columns, axis=1, mode="clip")
@@ -350,7 +351,9 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
         return (*best_seen, best, _truth_wins(block, target, best, level), target)
 
     parts = []
-    for block in blocks if hasattr(blocks, "__iter__") else [blocks]:  # a number is refused below
+    if not hasattr(blocks, "__iter__"):
+        blocks = [blocks]  # refused below
+    for block in blocks:
         if not isinstance(block, (tuple, list)) or len(block) != 2:
             raise ValueError("blocks must hold pairs (scores, target), got "
                              f"{type(block).__name__}: pass a list of pairs")
@@ -360,7 +363,8 @@ def threshold_sweep(blocks, seen, feasibility, thresholds, *, candidates=None):
     *best_seen, best, truth_wins, target = map(np.concatenate, zip(*parts))
     once = np.ones(len(target), int)
     areas = []  # (T, 2): each step is reduced as `update` reduces it for k = 1
-    for score, wins in zip(best.T.astype(float), truth_wins.T):
+    for score, wins in zip(best.T, truth_wins.T):
+        score = score.astype(float)
         column = np.where(wins, target, -1)  # which other column wins does not matter
         summary = _summarize(*best_seen, score[:, None], column[:, None], target, whole._codes)
         images = _images(summary, whole.seen)
@@ -386,10 +390,11 @@ PRIMITIVES = ((STATE, "state_accuracy"), (OBJECT, "object_accuracy"))
 
 
 def _each_block(scores, target, count, work):
-    """Return the joined arrays that work(block, target) makes of all blocks of rows, in order.
+    """Return the joined arrays that work(block, top, target) makes of all blocks of rows, in order.
 
     `scores` (N, count) is checked and read in blocks (B, count) of BLOCK bytes, C-contiguous
-    float32 or float64. `work` returns arrays (B, ...). A ValueError names the first bad row.
+    float32 or float64; `top` (B,) is the column of each row's greatest score. `work` returns arrays
+    (B, ...). A ValueError names the first bad row.
     """
     scores = _array("scores", scores, "fiu", (None, count))
     target = _array("target", target, "iu", (len(scores),), count)
@@ -398,13 +403,14 @@ def _each_block(scores, target, count, work):
 
     def check_and_work(start):
         block = np.ascontiguousarray(scores[start:start + size], kind)
-        least = float(block.min(initial=0))  # this pass brings the block into the cache
-        greatest = float(block.max(initial=0))
-        if not -LIMIT < least <= greatest < LIMIT:  # nan fails
+        top = block.argmax(axis=1)  # this pass brings the block into the cache
+        least = float(block.min(initial=0))
+        greatest = float(block[np.arange(len(block)), top].max(initial=0))
+        if not (least > -LIMIT and greatest < LIMIT):  # nan fails both
             row, column = np.argwhere(~(np.abs(block.astype(float)) < LIMIT))[0]
             raise ValueError(f"scores must be finite: row {start + row}, column {column} is "
                              f"{block[row, column]}; to exclude compositions pass candidates")
-        return work(block, target[start:start + size])
+        return work(block, top, target[start:start + size])
 
     # NumPy releases the GIL. This thread reads the results once all are made: waking it for each
     # block would hold up the others. The order makes the first bad row's error the one raised.
@@ -417,11 +423,11 @@ def _each_block(scores, target, count, work):
     return [np.concatenate(arrays) for arrays in zip(*results)]
 
 
-def _best(block, group, k):
+def _best(block, top, group, k):
     """Return each row's k best scores in a group of columns, and their columns: (B, k) each.
 
-    `block` is (B, P). Among equal scores the lowest column comes first. The scores are float64;
-    empty places hold -inf and -1.
+    `block` is (B, P); `top` (B,) is the column of each row's greatest score. Among equal scores the
+    lowest column comes first. The scores are float64; empty places hold -inf and -1.
     """
     rows = np.arange(len(block))
     best_scores = np.full((len(block), k), -np.inf)
@@ -434,13 +440,23 @@ def _best(block, group, k):
     else:
         penalty = np.full(block.shape[1], -np.inf, block.dtype)
         penalty[group] = 0
+        if k == 1:
+            # A row's best column is also the group's best if the group has it. Search the others,
+            # unless they are so many that to copy them costs more than it saves.
+            best_scores[:, 0] = block[rows, top]
+            best_columns[:, 0] = top
+            lacking = np.flatnonzero(penalty[top])
+            if 2 * len(lacking) < len(block):
+                rows = lacking
+                block = block[lacking]
         left = block + penalty
         column_of = np.arange(len(penalty))
+    searched = np.arange(len(rows))
     for rank in range(min(k, len(group))):
         index = left.argmax(axis=1)
-        best_scores[rows, rank] = left[rows, index]
+        best_scores[rows, rank] = left[searched, index]
         best_columns[rows, rank] = column_of[index]
-        left[rows, index] = -np.inf  # out of the way of the next rank
+        left[searched, index] = -np.inf  # out of the way of the next rank
     return best_scores, best_columns
 
 
@@ -720,6 +736,9 @@ def _array(name, value, kinds, shape, below=None):
 
     With `below`, its integers must lie in [0, below). Anything else raises ValueError.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it; to exclude "
+                         "compositions pass candidates")
     try:
         if hasattr(value, "detach"):  # a torch tensor of any device, with a gradient or not
             value = value.numpy(force=True)
@@ -753,10 +772,11 @@ def _choice(name, value, choices):
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
-def _check_sweep(name, value):
-    """Raise ValueError unless the value is a BiasSweep."""
-    if not isinstance(value, BiasSweep):
-        raise ValueError(f"{name} must be a BiasSweep, got {type(value).__name__}")
+def _check_sweeps(**sweeps):
+    """Raise ValueError unless all arguments are BiasSweeps."""
+    for name, value in sweeps.items():
+        if not isinstance(value, BiasSweep):
+            raise ValueError(f"{name} must be a BiasSweep, got {type(value).__name__}")
 
 
 def _check_same(first, second, names):
@@ -796,6 +816,7 @@ def load(files, topk=1):
             raise ValueError(f"{path} holds an array that a file before it holds, too: pass the "
                              "files of a second system after --against")
         arrays |= contents
+    names = ", ".join(map(str, files))
     checksum = arrays.pop(CHECKSUM, None)
     beside = Path(files[0]).with_name("scores.npy")
     if beside.is_file():
@@ -803,15 +824,18 @@ def load(files, topk=1):
             arrays |= _read(beside)
         # A memory map lets the file be larger than memory.
         if checksum is not None and checksum != zlib.crc32(np.memmap(beside, mode="r")):
-            raise ValueError(f"{beside} is damaged, or from another run than {files[0]}: write "
-                             "both anew by --resume --save-scores")
+            raise ValueError(f"{beside} is damaged, or from another run than {names}: write both "
+                             "anew by --resume --save-scores")
     missing = {"scores", "target", "seen"} - arrays.keys()
     if missing:
-        raise ValueError(f"no array {min(missing)} in {files}: add it, or the file that holds it")
+        raise ValueError(f"no array {min(missing)} in {names}: add it, or the file that holds it")
     scores = arrays.pop("scores")
     target = arrays.pop("target")
-    sweep = BiasSweep(**arrays, topk=topk)
-    sweep.update(scores, target)
+    try:
+        sweep = BiasSweep(**arrays, topk=topk)
+        sweep.update(scores, target)
+    except ValueError as error:
+        raise ValueError(f"{names}: {error}") from None
     return sweep
 
 
@@ -886,13 +910,16 @@ def plot(sweep, reports, path):
 def _run(options):
     """Evaluate the files of parsed options, and print or write what the options ask for."""
     sweep = load(options.files, options.topk)
-    how = {"unit": options.unit, "average": options.average}
-    results = {name: sweep.report(name, options.confidence, **how) for name in PROTOCOLS}
+    results = {}
+    for protocol in PROTOCOLS:
+        results[protocol] = sweep.report(protocol, options.confidence, options.unit,
+                                         options.average)
     against = {}
     if options.against:
         other = load(options.against, options.topk)
-        for name in PROTOCOLS:
-            against[name] = compare(sweep, other, options.confidence or 0.95, protocol=name, **how)
+        for protocol in PROTOCOLS:
+            against[protocol] = compare(sweep, other, options.confidence or 0.95, options.unit,
+                                        protocol=protocol, average=options.average)
     if options.plot:
         plot(sweep, results, options.plot)
     if options.json:
@@ -949,11 +976,14 @@ def main(argv=None):
     options = parser.parse_args(argv)
     try:
         _run(options)
-    except (ValueError, OSError, MemoryError, ImportError) as error:
+    except ImportError:
+        parser.exit(2, "error: --plot needs matplotlib: pip install matplotlib\n")
+    except (ValueError, OSError, MemoryError) as error:
         parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # a closed pipe ends the script silently; Windows has none
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for name in ("SIGINT", "SIGPIPE"):  # Ctrl-C and a closed pipe end the script silently
+        if hasattr(signal, name):  # Windows has no SIGPIPE
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
     main()

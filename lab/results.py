@@ -114,7 +114,7 @@ def has_seeds(out):
 
 
 def write_answers(out, dataset, tested, bias):
-    """Write what the test shows: predictions.csv and curves.npz.
+    """Write what the test shows: predictions.csv, compositions.csv and curves.npz.
 
     Args:
         out: the folder.
@@ -122,18 +122,26 @@ def write_answers(out, dataset, tested, bias):
         tested: {name: (BiasSweep, best)} of `compcos.sweep`.
         bias: {name: bias on the unseen, fixed on validation}, at which answers are given.
     """
+    seen = dataset.seen.ravel()
     target = dataset.targets["test"]
+    shown, count = np.unique(target, return_counts=True)
     predictions = dict(image=dataset.images["test"], **named_columns(dataset, target),
-                       seen=dataset.seen.ravel()[target].astype(int))
+                       seen=seen[target].astype(int))
+    compositions = dict(**named_columns(dataset, shown), seen=seen[shown].astype(int),
+                        images=count)
     curves = {}
     for name, (swept, best) in tested.items():
-        answers = answers_at(best, bias[name])
+        answers, scores = answers_at(best, bias[name])
         for key, column in named_columns(dataset, answers).items():
             predictions[f"{name}_{key}"] = column
+        predictions[f"{name}_score"] = [f"{score:.4f}" for score in scores]
+        right = np.bincount(target[answers == target], minlength=seen.size)[shown]
+        compositions[name] = [f"{share:.4f}" for share in right / count]
         curve = swept.curve()
         curves[f"{name}_seen"] = curve.seen
         curves[f"{name}_unseen"] = curve.unseen
     write_rows(out / "predictions.csv", predictions, zip(*predictions.values()))
+    write_rows(out / "compositions.csv", compositions, zip(*compositions.values()))
     with writing(out / "curves.npz", "wb") as file:
         np.savez(file, **curves)
 
@@ -145,11 +153,12 @@ def named_columns(dataset, indices):
 
 
 def answers_at(best, bias):
-    """Return answers (N,) at a bias, from what `compcos.sweep` kept."""
+    """Return answers (N,) and their scores (N,) at a bias, from what `compcos.sweep` kept."""
     seen_scores, seen_columns, unseen_scores, unseen_columns = [kept[:, 0] for kept in best]
     # In float64, as `evaluate.accuracy_at` compares, so that files and metrics agree.
     is_unseen = bias > seen_scores.astype(float) - unseen_scores
-    return np.where(is_unseen, unseen_columns, seen_columns)
+    answers = np.where(is_unseen, unseen_columns, seen_columns)
+    return answers, np.where(is_unseen, unseen_scores, seen_scores)
 
 
 @torch.no_grad()

@@ -64,6 +64,12 @@ def test_files_of_a_run(finished, monkeypatch):
         predictions = read_rows(finished / "predictions.csv")
         given = [(row[f"{name}_state"], row[f"{name}_object"]) for row in predictions]
         assert given == [(f"s{states[c]}", f"o{objects[c]}") for c in answers]
+        expected = [f"{scores[row, column]:.4f}" for row, column in enumerate(answers)]
+        assert [row[f"{name}_score"] for row in predictions] == expected
+        right = 0
+        for row in read_rows(finished / "compositions.csv"):
+            right += int(row["images"]) * float(row[name])
+        assert right == pytest.approx((answers == target).sum(), abs=1e-2)
         curve = np.load(finished / "curves.npz")[f"{name}_seen"]
         np.testing.assert_allclose(curve, swept.curve().seen)
 
@@ -230,6 +236,6 @@ def test_a_disk_that_fills_up_loses_nothing(toy, tmp_path, monkeypatch, capsys):
         assert f"cannot write {out / name}: No space left on device" in error
         assert contents(out)[name] == before[name] and not list(out.glob(".*.part"))
         run(toy, out, "--resume")
-        for file in ("scores.npy", "predictions.csv", "feasibility.csv"):
+        for file in ("scores.npy", "predictions.csv", "compositions.csv", "feasibility.csv"):
             assert (out / file).read_bytes() == (whole / file).read_bytes()
         assert numbers(out) == numbers(whole)
