@@ -277,7 +277,12 @@ def dataset_notes(dataset):
             notes.append("names that differ in case alone count as different, so spell alike what "
                          f"is the same: {shell.shorten(alike)}")
     for phase in PHASES[1:]:
-        seen = dataset.seen.ravel()[dataset.targets[phase]]  # (N,)
+        target = dataset.targets[phase]  # (N,)
+        allowed = dataset.candidates(phase)[target]
+        if not allowed.all():
+            notes.append(f"{phase} images of pairs in neither the {phase} nor the training list: "
+                         f"a ceiling of {allowed.mean():.1%} in the closed world")
+        seen = dataset.seen.ravel()[target]
         if seen.all() or not seen.any():
             notes.append(f"{phase} images show {'seen' if seen.all() else 'unseen'} compositions "
                          "alone: only that half can be evaluated")
@@ -362,7 +367,7 @@ def checksum(dataset, vectors, features):
 # ---- own photos ----------------------------------------------------------------------------------
 
 
-def make_split(folder, seed=0):
+def make_split(folder, seed=0, share=COMPOSITION_SHARE):
     """Write images.csv with a split, from an images.csv or from photos in folders.
 
     Where a part of the split is given (train with val, or train with test), the other set is cut
@@ -372,6 +377,8 @@ def make_split(folder, seed=0):
         folder: str or Path, the folder of images.csv, or of photos in STATE_OBJECT/ or
             STATE/OBJECT/ folders, which may lie in folders train/, val/ and test/.
         seed: int >= 0, the seed of the draw.
+        share: float in (0, 0.5), the share of the compositions that become unseen ones of each set
+            that is made, see `assign_splits`.
 
     Raises:
         ValueError: the split is complete already, or none can be made.
@@ -393,12 +400,12 @@ def make_split(folder, seed=0):
                          "images.csv (or the file, for photos in folders) to make another; only a "
                          "set that no row names is cut out of train")
     training = [row for row in rows if phase_of(row) == "train"]
-    made = assign_splits([(row["state"], row["object"]) for row in training], seed)
+    made = assign_splits([(row["state"], row["object"]) for row in training], seed, share)
     for row, phase in zip(training, made):
         if phase in missing:
             row["split"] = phase
     write_rows(file, rows[0], [row.values() for row in rows])
-    print(f"wrote {file} ({' and '.join(missing)} cut out of train, seed {seed})")
+    print(f"wrote {file} ({' and '.join(missing)} cut out of train, seed {seed}, share {share:g})")
 
 
 def print_names(rows):
@@ -452,18 +459,18 @@ def split_folder_name(name):
     return name.split(longest, 1)
 
 
-def assign_splits(pairs, seed=0):
+def assign_splits(pairs, seed=0, share=COMPOSITION_SHARE):
     """Draw a set, "train", "val" or "test", for each of N images from its (state, object).
 
-    COMPOSITION_SHARE of the compositions become the unseen ones of val, and as many those of test,
-    while every state and object keeps a training composition. Of the other compositions' images
+    `share` of the compositions become the unseen ones of val, and as many those of test, while
+    every state and object keeps a training composition. Of the other compositions' images
     IMAGE_SHARE go to val and as many to test, while each composition keeps one in train.
     ValueError: there are too few images for three sets.
     """
     random = np.random.default_rng(seed)
     compositions, shown = np.unique(pairs, axis=0, return_inverse=True)  # (C, 2), (N,)
     shown = shown.ravel()  # NumPy 2.0 alone returns (N, 1)
-    unseen = choose_unseen(compositions.tolist(), random)
+    unseen = choose_unseen(compositions.tolist(), share, random)
     split = np.array([unseen.get(composition, "train") for composition in shown.tolist()])
 
     # All images but one of each seen composition may leave training.
@@ -483,15 +490,15 @@ def assign_splits(pairs, seed=0):
     return split.tolist()
 
 
-def choose_unseen(compositions, random):
+def choose_unseen(compositions, share, random):
     """Draw unseen compositions: {index in compositions: "val" or "test"}.
 
-    Each set gets COMPOSITION_SHARE of the (state, object), or as many as possible: every state and
-    object stays in a composition that is not drawn.
+    Each set gets `share` of the (state, object), or as many as possible: every state and object
+    stays in a composition that is not drawn.
     """
     states = Counter(state for state, _ in compositions)
     objects = Counter(object_ for _, object_ in compositions)
-    number = 2 * max(1, round(COMPOSITION_SHARE * len(compositions)))
+    number = 2 * max(1, round(share * len(compositions)))
     unseen = {}
     for index in random.permutation(len(compositions)).tolist():
         state, object_ = compositions[index]
@@ -522,7 +529,7 @@ def parse(argv):
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python data.py photos --make-split")
+        epilog="example: python data.py photos --make-split --share 0.1")
     add = parser.add_argument
     add("dataset", metavar="DATASET|FOLDER",
         help=f"{', '.join(FOLDERS)}, or the folder of another dataset")
@@ -533,6 +540,9 @@ def parse(argv):
              "STATE/OBJECT/ folders or are listed in an images.csv (image,state,object). The "
              "longest run of _ in STATE_OBJECT ends the state's name, the first run if several are "
              "as long. Where train is given without val or test, these are cut out of train")
+    add("--share", type=shell.number(least=0, below=0.5), default=COMPOSITION_SHARE,
+        help="for --make-split: the share of the compositions that become unseen in val, and in "
+             f"test (default: {COMPOSITION_SHARE})")
     add("--seed", type=shell.number(int, least=0), default=0,
         help="for --make-split: the seed of the draw (default: 0)")
     return parser.parse_args(argv)
@@ -543,7 +553,7 @@ def main(argv=None):
     """Check a dataset, after making its split if asked."""
     options = parse(argv)
     if options.make_split:
-        make_split(locate(options.dataset, options.data_root), options.seed)
+        make_split(locate(options.dataset, options.data_root), options.seed, options.share)
     dataset = load(options.dataset, options.data_root)
     print_counts(dataset)
     for note in dataset.notes:

@@ -30,6 +30,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
 PIXELS = "pixels"  # raw pixels, without a backbone: 16 x 16 of them, as for the built-in data
 BATCH = 64  # images that the network takes at a time
 SAVE_SECONDS = 60  # minimum seconds between two writings of the cache, the most that a kill costs
+NESTED = "state_dict", "model_state_dict", "model", "net"  # keys under which loops save parameters
 
 
 # ---- preprocessing -------------------------------------------------------------------------------
@@ -124,14 +125,24 @@ def resnet18():
 def unwrap(stored):
     """Return the dict of parameters in the dict that a training loop saved.
 
-    It may lie under `state_dict` or `net`, and its names may begin with `module.` (data parallel).
+    It may be nested under `state_dict`, `model_state_dict`, `model` or `net`, and its names may
+    begin with `module.` (data parallel) or `backbone.`; names without that prefix, such as those of
+    a head, are then left out.
 
     >>> unwrap({"epoch": 3, "net": {"module.conv1.weight": 0}})
     {'conv1.weight': 0}
+    >>> unwrap({"backbone.bn1.bias": 1, "head.bias": 2})
+    {'bn1.bias': 1}
     """
-    for name in ("state_dict", "net"):
-        stored = stored.get(name, stored)
-    return {name.removeprefix("module."): value for name, value in stored.items()}
+    for name in NESTED:
+        if isinstance(stored.get(name), dict):
+            return unwrap(stored[name])
+    for prefix in ("module.", "backbone."):
+        inside = {name.removeprefix(prefix): value for name, value in stored.items()
+                  if str(name).startswith(prefix)}
+        if inside:
+            return unwrap(inside)
+    return stored
 
 
 def _weights_file(weights):

@@ -124,16 +124,19 @@ def lock(folder):
 
 
 def load_tensors(path, expected="plain data that torch.save wrote"):
-    """Load tensors, numbers and plain values by torch.load, running no code of the file.
+    """Load tensors, NumPy arrays and plain values by torch.load, running no code of the file.
 
     OSError: the file is missing. ValueError: it is damaged or holds something else than `expected`.
     """
     names = check_archive(path)
-    # Published checkpoints contain figures that are np.float64.
-    scalar = np.float64(0).__reduce__()[0]
-    allowed = [np.dtype, type(np.dtype(float))]
-    for module in ("numpy.core", "numpy._core"):  # in NumPy 1 and 2
-        allowed.append((scalar, f"{module}.multiarray.scalar"))
+    # The pickles of NumPy name the classes of its dtypes, and the functions that make an array and
+    # a scalar.
+    dtypes = {type(np.dtype(kind)) for kind in np.typecodes["All"]}
+    allowed = [np.ndarray, np.dtype, *dtypes]
+    for value in (np.zeros(0), np.float32(0)):
+        make = value.__reduce__()[0]
+        for module in ("numpy.core", "numpy._core"):  # in NumPy 1 and 2
+            allowed.append((make, f"{module}.multiarray.{make.__name__}"))
     with reading(path, f"expected {expected}"), torch.serialization.safe_globals(allowed):
         kind = describe_file(path)
         is_saved = kind == FIRST_BYTES[b"\x80"]  # before torch 1.6 torch.save wrote a bare pickle

@@ -1,6 +1,7 @@
 """Photos: opened as RGB images, found in folders, and checked."""
 
 import functools
+import glob
 import hashlib
 import os
 from collections import defaultdict
@@ -19,8 +20,8 @@ from lab import shell
 DECODERS = 8
 TABLES = ".csv", ".npz", ".txt"  # files of a dataset's folder that are no photos
 LEFT_BY_SYSTEMS = "@eaDir", "__MACOSX"  # folders of thumbnails and attributes
-SUFFIXES = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg",
-            ".mpo", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")  # of photos
+# Formats that Pillow registers for other pictures than photos (drawings, films, measurements).
+NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
 
 
 # ---- opening -------------------------------------------------------------------------------------
@@ -78,6 +79,14 @@ def rgb(image):
 # ---- finding -------------------------------------------------------------------------------------
 
 
+def photo_suffixes():
+    """Return the suffixes, in lower case, of the photos that Pillow and its plugins open."""
+    register_plugins()
+    suffixes = Image.registered_extensions()
+    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # MPO is opened by the plugin of JPEG
+    return {suffix for suffix, name in suffixes.items() if name in opened}
+
+
 def walk(folder, above=()):
     """Yield the paths of all files below a folder, without hidden ones.
 
@@ -101,11 +110,12 @@ def photo_files(root):
 
     Names have `/` between folders. ValueError: a name is not UTF-8.
     """
+    suffixes = photo_suffixes()
     photos = []
     others = []
     for path in walk(Path(root)):
         if path.suffix not in TABLES:
-            names = photos if path.suffix.lower() in SUFFIXES else others
+            names = photos if path.suffix.lower() in suffixes else others
             names.append(path.relative_to(root).as_posix())
     check_names(photos)
     return sorted(photos), sorted(others)
@@ -124,22 +134,27 @@ def list_photos(root):
     """Return the names of the photos below `root`, and print a note on other files."""
     photos, others = photo_files(root)
     if others:
-        print(f"note: no photos by their suffix, so they are left out of {root}: "
-              f"{shell.shorten(others)}; save photos among them as JPEG or PNG")
+        print(f"note: Pillow does not open as photos here, so they are left out of {root}: "
+              f"{shell.shorten(others)}; save photos among them as JPEG or PNG, or for .heic "
+              "`pip install pillow-heif`")
     return photos
 
 
 def find_images(arguments):
-    """Return the image files that files and folders name, each once, in order.
+    """Return the image files that files, patterns and folders name, each once, in order.
 
     ValueError: there are none.
     """
     images = []
-    for path in map(Path, arguments):
-        if path.is_dir():
-            images += [path / photo for photo in list_photos(path)]
-        else:  # a missing file is named, with all others, when it is opened
-            images.append(path)
+    for argument in arguments:
+        matches = []
+        if not Path(argument).exists():  # a pattern that the shell did not expand
+            matches = sorted(glob.glob(argument))
+        for path in map(Path, matches or [argument]):
+            if path.is_dir():
+                images += [path / photo for photo in list_photos(path)]
+            else:  # a missing file is named, with all others, when it is opened
+                images.append(path)
     if not images:
         raise ValueError(f"no image in {shell.shorten(arguments)}")
     names = list(map(str, dict.fromkeys(images)))

@@ -10,9 +10,10 @@ A name becomes words in two steps. First, the tables below replace some names (i
 published work. Then the name is split in four ways: not at all ("fire_hydrant"); at `_`, `.` and
 spaces; at everything but letters and digits; the same without *a, and, of, to*, which the published
 word2vec lacks. The first split whose words all have vectors counts, and the mean of these vectors
-is the vector of the name. A word is looked up as written, in lower case, then capitalised. A `.bin`
-of fastText builds vectors for unknown words from their n-grams, so that only lower case and the
-first two splits are used with it.
+is the vector of the name. A word is looked up as written, in lower case, then capitalised. Text
+files are searched in lower case first, because the published ones contain nothing else. A `.bin` of
+fastText builds vectors for unknown words from their n-grams, so that only lower case and the first
+two splits are used with it.
 """
 
 import gzip
@@ -220,7 +221,10 @@ def _spellings(word, kind):
     """Return the spellings that a word may have in a file of this kind, best first."""
     if kind == "fasttext":
         return [word.lower()]
-    spellings = [word, word.lower()]
+    if kind in ("word2vec", "npz"):
+        spellings = [word, word.lower()]
+    else:
+        spellings = [word.lower(), word]
     if "_" not in word:  # published work does not capitalise phrases
         spellings.append(word.title())
     return spellings

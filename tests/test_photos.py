@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from lab.photos import find_images, open_photo, photo_files
+from lab.photos import find_images, open_photo, photo_files, photo_suffixes
 from test_data import touch
 
 # ---- opening ----
@@ -62,7 +62,8 @@ def test_what_is_no_photo_says_why(tmp_path):
 # ---- finding ----
 
 
-def test_photos_are_taken_and_the_rest_named(tmp_path):
+def test_every_photo_format_is_taken_and_the_rest_named(tmp_path):
+    assert {".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".webp", ".mpo"} <= photo_suffixes()
     taken = ["@home/b.jpg", "__x/NA/c.jpg", "a.jpg", "wet/a.TIF", "wet/dog/a.gif"]
     left = ["wet/@eaDir/1.jpg", "__MACOSX/1.jpg", "wet/._1.jpg", ".hidden/1.jpg"]
     for name in (*taken, *left, "b.xyz", "wet/b.pdf", "images.csv"):
@@ -90,12 +91,12 @@ def test_a_file_name_that_is_not_utf8_is_one_line(tmp_path):
             find_images([str(argument)])
 
 
-def test_images_that_files_and_folders_name(tmp_path, capsys):
+def test_images_that_files_patterns_and_folders_name(tmp_path, capsys):
     for name in ("a.png", "new/b.JPG", "new/deep/c.png", "new/notes.doc", "empty/a.csv"):
         touch(tmp_path / name)
     a, b, c = (f"{tmp_path}/{name}" for name in ("a.png", "new/b.JPG", "new/deep/c.png"))
     assert find_images([a, f"{tmp_path}/new", b]) == [a, b, c]
     assert "left out of" in capsys.readouterr().out
-    assert find_images(["gone.png"]) == ["gone.png"]
+    assert find_images([f"{tmp_path}/new/*.JPG", "gone.png"]) == [b, "gone.png"]
     with pytest.raises(ValueError, match="no image in"):
         find_images([f"{tmp_path}/empty"])
