@@ -43,6 +43,7 @@ EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation 
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
 FORMAT = 1                # of the files that `save` writes
+FOLDER_BIT = 16           # of a zip member's attributes, as in MS-DOS
 
 
 # ---- settings ----
@@ -1413,8 +1414,7 @@ def save(model, path_or_file, **extra):
     contents = dict(format=FORMAT, model_settings=asdict(model.settings),
                     vectors=[model.states.detach(), model.objects.detach()],
                     feature_dim=model.feature_dim, weights=model.state_dict(),
-                    seen=None if model.seen is None else model.seen.cpu(),
-                    history=model.history, extra=extra)
+                    seen=model.seen, history=model.history, extra=extra)
     if hasattr(path_or_file, "write"):
         torch.save(contents, path_or_file)
         return
@@ -1432,7 +1432,7 @@ def load(path, device="cpu"):
     """Return the model that `save` wrote, in evaluation mode.
 
     Args:
-        path: the file, such as a run's `best.pt`: a path, or a file open for bytes.
+        path: the file, such as a run's `best.pt`.
         device: "auto", "cpu", "cuda", "mps".
 
     Returns:
@@ -1443,13 +1443,13 @@ def load(path, device="cpu"):
         OSError: no such file.
         ValueError: a damaged file, or one that holds something else.
     """
-    check_archive(path)
+    os.stat(path)  # the error names a file that is not there
     try:
-        if hasattr(path, "seek"):
-            path.seek(0)
+        if not check_archive(path):
+            raise ValueError("it is no archive")
         contents = torch.load(path, map_location="cpu", weights_only=True)
-        if contents.get("format") != FORMAT:
-            raise ValueError(f"its format is {contents.get('format')}, here {FORMAT}")
+        if contents["format"] != FORMAT:
+            raise ValueError(f"its format is {contents['format']}, here {FORMAT}")
         settings = Settings(**contents["model_settings"])
         states, objects = contents["vectors"]
         model = build(states, objects, contents["feature_dim"], settings).to(states.dtype)
@@ -1467,23 +1467,27 @@ def load(path, device="cpu"):
 
 
 def check_archive(path):
-    """Raise ValueError unless a file is a zip archive that agrees with its own check sums.
+    """Return the names in an undamaged zip archive (.npz, torch.save), [] for any other file.
 
-    torch.load does not compare them: a flipped bit would be other weights without a word.
+    ValueError: the archive is damaged. torch.load itself compares no checksums, and reads
+    uninitialised memory where a member is wrongly marked as a folder.
     """
+    if not zipfile.is_zipfile(path):
+        return []
     try:
         with zipfile.ZipFile(path) as archive:
-            wrong = archive.testzip()
+            names = archive.namelist()
             for member in archive.infolist():
-                # torch takes what is marked as a folder for empty, and leaves memory as it is.
-                if member.is_dir() or member.external_attr & 0x10:
-                    wrong = wrong or member.filename
-    except OSError:
-        raise
-    except Exception as error:  # zipfile and zlib raise all sorts for damaged archives
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        raise ValueError(f"{path} is damaged, or no such archive ({wrong}): make or fetch it again")
+                is_folder = member.external_attr & FOLDER_BIT
+                if names.count(member.filename) > 1 or is_folder and not member.is_dir():
+                    raise ValueError(f"wrong entry of {member.filename}")
+                with archive.open(member) as file:
+                    while file.read(1 << 20):  # at the end the checksum is compared
+                        pass
+    except Exception as error:  # zipfile and zlib raise many kinds
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): make or fetch it "
+                         "again") from None
+    return names
 
 
 CompCos.load = staticmethod(load)

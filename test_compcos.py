@@ -634,14 +634,15 @@ def test_predict_ranks_by_biased_scores(monkeypatch):
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_saved_model_comes_back(members, tmp_path):
-    """With settings, seen, history and the same answers; from a path as from a file."""
+    """With settings, seen, history and the same answers; written to a path as to an open file."""
     arguments, validation = problem()
     settings = dataclasses.replace(QUICK, members=members)
     model = fit(*arguments, validation=validation, settings=settings, device="cpu")
-    buffer = io.BytesIO()
-    for target in (buffer, tmp_path / "model.pt"):
-        save(model, target, threshold=0.25)
-    for loaded in (load(buffer), CompCos.load(str(tmp_path / "model.pt"))):
+    path = tmp_path / "model.pt"
+    save(model, path, threshold=0.25)
+    with open(tmp_path / "open.pt", "wb") as file:
+        save(model, file, threshold=0.25)
+    for loaded in (load(tmp_path / "open.pt"), CompCos.load(str(path))):
         assert loaded.settings == model.settings and loaded.settings.train_candidates != "auto"
         assert loaded.history == model.history and torch.equal(loaded.seen, model.seen)
         assert loaded.checkpoint == dict(threshold=0.25)
@@ -668,12 +669,12 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_no_flipped_bit_loads_as_other_weights():
+def test_no_flipped_bit_loads_as_other_weights(tmp_path):
     """In headers, directory and data of an archive, which have about as many bits."""
     model = small(hidden=3, F=2, S=3, O=2, D=2)[0]
-    buffer = io.BytesIO()
-    save(model, buffer)
-    contents = buffer.getvalue()
+    path = tmp_path / "model.pt"
+    save(model, path)
+    contents = path.read_bytes()
     flips = np.random.default_rng(0).choice(8 * len(contents), 400, replace=False).tolist()
     # The bit that marks a tensor's file as a folder, which torch takes for empty.
     folder_bit = 8 * (contents.rindex(b"archive/data/0") - 8) + 4
@@ -681,8 +682,9 @@ def test_no_flipped_bit_loads_as_other_weights():
     for flip in [folder_bit, *flips]:
         damaged = bytearray(contents)
         damaged[flip // 8] ^= 1 << flip % 8
+        path.write_bytes(damaged)
         try:
-            loaded = load(io.BytesIO(damaged))
+            loaded = load(path)
         except ValueError as error:
             assert "\n" not in str(error)
             refused += 1
@@ -693,16 +695,17 @@ def test_no_flipped_bit_loads_as_other_weights():
 
 
 def test_other_files_are_answered_in_one_line(tmp_path):
-    """An older file, one of other contents, one that is no archive, and none."""
+    """One of other contents, an older file, one that is no archive, and none."""
     path = tmp_path / "other.pt"
     torch.save(dict(weights={}, settings={}), path)
-    with pytest.raises(ValueError, match="other.pt must be a file of this version.*format is None"):
+    with pytest.raises(ValueError, match="other.pt must be a file of this version.*format"):
         load(path)
-    torch.save([1, 2], path)
-    with pytest.raises(ValueError, match="other.pt must be a file"):
+    torch.save(dict(format=0), path)
+    with pytest.raises(ValueError, match="its format is 0, here 1"):
         load(path)
     path.write_text("text")
-    with pytest.raises(ValueError, match="other.pt is damaged, or no such archive"):
+    assert compcos.check_archive(path) == []
+    with pytest.raises(ValueError, match="other.pt must be a file.*it is no archive"):
         load(path)
     with pytest.raises(OSError):
         load(tmp_path / "none.pt")
