@@ -45,8 +45,6 @@ def test_every_value_of_every_recipe():
 @pytest.mark.parametrize("changes, message", [
     (dict(epochs=2.5), "epochs must be a whole number, got 2.5"),
     (dict(epochs=True), "epochs must be a whole number, got True"),
-    (dict(members="4"), "members must be a whole number, got '4'"),
-    (dict(lr=0), "lr must be above 0, got 0"),
     (dict(scale=float("nan")), "scale must be above 0, got nan"),
     (dict(margin=-1), "margin must be at least 0, got -1"),
     (dict(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
@@ -108,7 +106,6 @@ def wrong(call, **changes):
 @pytest.mark.parametrize("call, changes, message", [
     ("fit", dict(targets=[1]), r"targets must have the shape \(40,\) or \(40, 2\), got \(1,\)"),
     ("fit", dict(targets=[20] * 40), "targets must be .*s below 4 and o below 5, got 20"),
-    ("fit", dict(targets=[[0, 5]] * 40), "targets must be .*o below 5, got 5"),
     ("fit", dict(targets=[1.5] * 40), "targets must be whole numbers.*got 1.5"),
     ("fit", dict(targets=["red"] * 40), "targets must be an array of real numbers, got <U3"),
     ("fit", dict(features=np.full((40, 8), np.inf)), "features must be finite, got nan"),
@@ -119,7 +116,6 @@ def wrong(call, **changes):
     ("fit", dict(seen=np.arange(20) == 0), "targets must be seen compositions, got the unseen "
                                            "index 2"),
     ("fit", dict(validation=(np.ones((3, 9)), [1] * 3)), r"features .*\(N, 8\), got \(3, 9\)"),
-    ("fit", dict(seed=1.5), "seed must be a whole number, got 1.5"),
     ("fit", dict(device="cuda:9"), "device must be auto, or one .*got 'cuda:9'"),
     ("fit", dict(seed=-1), "seed must be at least 0 and below"),
     ("loss", dict(features=torch.ones(9, 3)), r"features must have the shape \(N, 8\), got"),
