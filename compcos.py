@@ -42,6 +42,7 @@ EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation 
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
 FORMAT = 1                # of the files that `save` writes
+FOLDER_BIT = 16           # of a zip member's attributes, as in MS-DOS
 
 
 # ---- settings ----
@@ -119,12 +120,13 @@ class Settings(TrainingSettings):
                            least=1)
     scale: float = setting(20.0, 2.6, "factor of the cosines in the softmax, one over the "
                            "temperature", above=0)
-    margin: float = setting(0.4, 7.2 / 2.6, "greatest factor α of the feasibility margins; 0 "
-                            "trains without margins", least=0)
-    warmup: int = setting(15, help="epochs until the margins reach their greatest factor; 0 "
+    margin: float = setting(0.4, 7.2 / 2.6, "margin of an unseen composition whose feasibility "
+                            "is 1, after the warm-up; 0 trains without margins", least=0)
+    warmup: int = setting(15, help="epochs until the margins reach their full size; 0 "
                           "begins with it", least=0)
-    mix: str = setting("mean", help="how the similarities of state and object are combined into "
-                       "feasibility (Eq. 5)", choices=MIXES)
+    mix: str = setting("mean", help="feasibility (Eq. 5): the mean or the max of the "
+                       "similarities of state and object, or that of state or object alone",
+                       choices=MIXES)
     train_candidates: str = setting("all", "auto", "compositions that compete in open-world "
                                     "training: all, the seen ones, or auto (the seen ones where "
                                     "they are most and validation shows few others)",
@@ -223,12 +225,10 @@ def check_shape(name, array, *shapes):
     raise ValueError(f"{name} must have the shape {expected}, got {tuple(array.shape)}")
 
 
-def check_rows(name, rows):
-    """Raise ValueError unless all numbers of (N, ...) are finite."""
-    finite = rows.isfinite().flatten(1).all(1)
-    if not finite.all():
-        raise ValueError(f"{name} must be finite, got nan or infinity in row "
-                         f"{int(finite.int().argmin())}")
+def check_finite(name, values):
+    """Raise ValueError unless all numbers of a tensor are finite."""
+    if not values.isfinite().all():
+        raise ValueError(f"{name} must be finite, got nan or infinity: leave such rows out")
 
 
 def as_images(model, features):
@@ -241,7 +241,7 @@ def as_images(model, features):
 def as_examples(model, features, targets):
     """Return features as `as_images` does, all finite, and targets as `as_targets` does."""
     features = as_images(model, features)
-    check_rows("features", features)
+    check_finite("features", features)
     return features, as_targets(targets, *shape_of(model), len(features))
 
 
@@ -260,9 +260,7 @@ def as_targets(targets, states, objects, count="N"):
     """
     values = as_tensor(targets, "cpu", "targets").double()
     check_shape("targets", values, (count,), (count, 2))
-    limits = torch.tensor(states * objects)
-    if values.ndim == 2:
-        limits = torch.tensor([states, objects])
+    limits = torch.tensor([states, objects] if values.ndim == 2 else [states * objects])
     wrong = values[(values < 0) | (values >= limits) | (values != values.floor())]
     if len(wrong):
         raise ValueError("targets must be whole numbers s * O + o, or pairs (s, o), with s below "
@@ -296,8 +294,8 @@ def as_word_vectors(state_vectors, object_vectors):
     objects = as_tensor(object_vectors, "cpu", "object_vectors").float().clone()
     check_shape("state_vectors", states, ("S", "V"))
     check_shape("object_vectors", objects, ("O", states.shape[1]))
-    check_rows("state_vectors", states)
-    check_rows("object_vectors", objects)
+    check_finite("state_vectors", states)
+    check_finite("object_vectors", objects)
     return states, objects
 
 
@@ -679,10 +677,8 @@ class CompCos(nn.Module):
         words = []
         rest = []
         for name, weight in self.named_parameters():
-            if name.endswith(("states", "objects")):
-                words.append(weight)
-            else:
-                rest.append(weight)
+            group = words if name.endswith(("states", "objects")) else rest
+            group.append(weight)
         return [dict(params=words, lr=lr * self.settings.word_lr_factor), dict(params=rest, lr=lr)]
 
 
@@ -838,8 +834,8 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         seen: bool of shape (S, O) or (P,). None: all of the chosen are seen.
         margin: α·ρ, of the shape of seen or a number, which lowers the cosines of unseen
             compositions (Eq. 8). None: only the seen compete (Eq. 2).
-        offsets: added to the logits of the seen (not in the paper), of the shape of seen or a
-            number.
+        offsets: added to the logits of the seen (not in the paper), a tensor of the shape of seen
+            or a number.
 
     Returns:
         The mean over the images, a 0-dim tensor.
@@ -848,13 +844,13 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
         ValueError: other shapes, or an unseen target where only the seen compete.
     """
     target = as_tensor(target, cosines.device, "target").long()
-    added = as_tensor(offsets, cosines.device, "offsets")
+    added = offsets
     if seen is not None:
         seen = as_tensor(seen, cosines.device, "seen")
         lowered = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
         check_shape("seen", seen, cosines.shape[1:])
         # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-        added = torch.where(seen, added, -scale * lowered).to(cosines.dtype)
+        added = torch.where(seen, offsets, -scale * lowered).to(cosines.dtype)
     logits = (scale * cosines).add_(added).flatten(1)
     if seen is not None and margin is None:
         check_seen(seen, target)
@@ -974,22 +970,21 @@ def selection(report):
 def reproducible(device, seed):
     """Seed the random numbers inside and let a CPU's sums be deterministic; restore both after."""
     seed = check_value("seed", seed, int, least=0, below=1 << 43)  # see draw_order
-    before = (torch.are_deterministic_algorithms_enabled(),
-              torch.is_deterministic_algorithms_warn_only_enabled(),
-              torch.utils.deterministic.fill_uninitialized_memory)
+    mode = torch.get_deterministic_debug_mode()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
     # torch seeds all GPUs at once.
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(gpus):
         try:
             # Without this a CPU adds up the gradient of `table[index]` in the order in which its
             # threads come.
-            torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
+            torch.set_deterministic_debug_mode("warn" if device.type == "cpu" else "default")
             torch.utils.deterministic.fill_uninitialized_memory = False  # to fill it takes time
             torch.manual_seed(seed)
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = before[2]
+            torch.set_deterministic_debug_mode(mode)
+            torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 def finish(model, state):
@@ -1040,7 +1035,7 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
     run_step, total = make_step(model, optimizer, features, targets, eager=eager)
     for epoch in range(state["epoch"] + 1, settings.epochs + 1):
         since_best = state["epoch"] - state["best"]["epoch"]
-        if validate is not None and settings.patience and since_best >= settings.patience:
+        if settings.patience and since_best >= settings.patience:
             break
         began = time.monotonic()
         order = draw_order(len(features), passes, seed, epoch).to(features.device)
@@ -1050,7 +1045,9 @@ def train_epochs(model, features, targets, validate=None, *, seed=0, state=None,
             run_step(batch)
             ema.update()
         loss = float(total) / len(order)
-        check_convergence(model, loss, epoch)
+        if not math.isfinite(loss):
+            raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss}; lower lr "
+                             f"({settings.lr:g}) or scale, or look for outliers in the features")
         if model.after_epoch(epoch):
             run_step, total = make_step(model, optimizer, features, targets, eager=eager)
         state = finish_epoch(state, model, optimizer, ema, loss, validate)
@@ -1065,13 +1062,6 @@ def draw_order(count, passes, seed, epoch):
     """
     torch.manual_seed((seed << 20) + epoch)
     return torch.cat([torch.randperm(count) for _ in range(passes)])
-
-
-def check_convergence(model, loss, epoch):
-    """Raise ValueError where training has diverged."""
-    if not math.isfinite(loss):
-        raise ValueError(f"training diverged in epoch {epoch}: the loss is {loss}; lower lr "
-                         f"({model.settings.lr:g}) or scale, or look for outliers in the features")
 
 
 def finish_epoch(state, model, optimizer, ema, loss, validate):
@@ -1315,8 +1305,7 @@ def best_of(scores, topk):
         value, column = scores.max(1)
         best.append(value)
         columns.append(column)
-        if topk > 1:
-            scores.scatter_(1, column[:, None], -torch.inf)
+        scores.scatter_(1, column[:, None], -torch.inf)
     return torch.stack(best, 1), torch.stack(columns, 1)
 
 
@@ -1382,7 +1371,7 @@ def rank_compositions(model, features, *, k, candidates=None, bias=0.0, seen=Non
     k = check_value("k", k, int, least=1)
     bias = check_value("bias", bias, float)
     features = as_images(model, features)
-    check_rows("features", features)
+    check_finite("features", features)
     allowed = candidates_of(model, candidates)
     offset = np.where(allowed, 0.0, -np.inf)
     if bias:
@@ -1415,13 +1404,12 @@ def save(model, path_or_file, **extra):
     contents = dict(format=FORMAT, model_settings=asdict(model.settings),
                     vectors=[model.states.detach(), model.objects.detach()],
                     feature_dim=model.feature_dim, weights=model.state_dict(),
-                    seen=None if model.seen is None else model.seen.cpu(),
-                    history=model.history, extra=extra)
+                    seen=model.seen, history=model.history, extra=extra)
     if hasattr(path_or_file, "write"):
         torch.save(contents, path_or_file)
         return
     path = Path(path_or_file)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as file:
             torch.save(contents, file)
@@ -1434,7 +1422,7 @@ def load(path, device="cpu"):
     """Return the model that `save` wrote, in evaluation mode.
 
     Args:
-        path: the file, such as a run's `best.pt`: a path, or a file open for bytes.
+        path: the file, such as a run's `best.pt`.
         device: "auto", "cpu", "cuda", "mps".
 
     Returns:
@@ -1445,13 +1433,14 @@ def load(path, device="cpu"):
         OSError: no such file.
         ValueError: a damaged file, or one that holds something else.
     """
-    check_archive(path)
+    os.stat(path)  # the error names a file that is not there
+    names = check_archive(path)
     try:
-        if hasattr(path, "seek"):
-            path.seek(0)
+        if not names:
+            raise ValueError("it is no archive")
         contents = torch.load(path, map_location="cpu", weights_only=True)
-        if contents.get("format") != FORMAT:
-            raise ValueError(f"its format is {contents.get('format')}, here {FORMAT}")
+        if contents["format"] != FORMAT:
+            raise ValueError("it has the format of another version")
         settings = Settings(**contents["model_settings"])
         states, objects = contents["vectors"]
         model = build(states, objects, contents["feature_dim"], settings).to(states.dtype)
@@ -1461,31 +1450,32 @@ def load(path, device="cpu"):
         model.history = contents["history"]
         model.checkpoint = contents["extra"]
     except Exception as error:  # torch and pickle raise all sorts for what they cannot read
-        reason = " ".join(str(error).split())[:100]
         raise ValueError(f"{path} must be a file of this version's save(), such as a best.pt "
-                         f"({type(error).__name__}: {reason}): train anew, or restore the file"
-                         ) from None
+                         f"({repr(error)[:100]}): train anew, or restore the file") from None
     return model.to(pick_device(device)).eval()
 
 
 def check_archive(path):
-    """Raise ValueError unless a file is a zip archive that agrees with its own check sums.
+    """Return the names in an undamaged zip archive (.npz, torch.save), [] for any other file.
 
-    torch.load does not compare them: a flipped bit would be other weights without a word.
+    ValueError: the archive is damaged. torch.load itself compares no checksums, and reads
+    uninitialised memory where a member is wrongly marked as a folder.
     """
     try:
+        if not zipfile.is_zipfile(path):
+            return []
         with zipfile.ZipFile(path) as archive:
-            wrong = archive.testzip()
+            names = archive.namelist()
             for member in archive.infolist():
-                # torch takes what is marked as a folder for empty, and leaves memory as it is.
-                if member.is_dir() or member.external_attr & 0x10:
-                    wrong = wrong or member.filename
-    except OSError:
-        raise
-    except Exception as error:  # zipfile and zlib raise all sorts for damaged archives
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        raise ValueError(f"{path} is damaged, or no such archive ({wrong}): make or fetch it again")
+                is_folder = member.external_attr & FOLDER_BIT
+                if names.count(member.filename) > 1 or is_folder and not member.is_dir():
+                    raise ValueError(f"wrong entry of {member.filename}")
+                with archive.open(member) as file:
+                    while file.read(1 << 20):  # at the end the checksum is compared
+                        pass
+    except Exception as error:  # zipfile and zlib raise many kinds
+        raise ValueError(f"{path} is damaged ({error!r}): make or fetch it again") from None
+    return names
 
 
 CompCos.load = staticmethod(load)
