@@ -225,10 +225,12 @@ def check_shape(name, array, *shapes):
     raise ValueError(f"{name} must have the shape {expected}, got {tuple(array.shape)}")
 
 
-def check_finite(name, values):
-    """Raise ValueError unless all numbers of a tensor are finite."""
-    if not values.isfinite().all():
-        raise ValueError(f"{name} must be finite, got nan or infinity: leave such rows out")
+def check_finite(name, rows):
+    """Raise ValueError unless all numbers of (N, ...) are finite."""
+    finite = rows.isfinite().flatten(1).all(1)
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got nan or infinity in row "
+                         f"{int(finite.int().argmin())}: leave it out")
 
 
 def as_images(model, features):
@@ -632,6 +634,10 @@ class CompCos(nn.Module):
         competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
         limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
         chunks = math.ceil(len(target) / max(LEAST_IMAGES, limit // competing))
+        if chunks == 1:  # the plain way is the same, and faster on a GPU
+            loss = self.loss_of(shared[0], shared[1:], target)
+            loss.backward()
+            return loss.detach()
         # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
         # chunks, which are then propagated to the parameters once.
         leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from compcos import check_archive
 from lab import shell
-from lab.files import check_archive, load_tensors, reading, write_rows
+from lab.files import load_tensors, reading, write_rows
 from lab.photos import broken_photos, list_photos, missing_photos, repeated_photos, with_reasons
 from feasibility import read_pairs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compcos import check_archive
 from lab import shell
 
 # The first bytes of files that people give by mistake, and the words for such a file.
@@ -24,7 +25,6 @@ FIRST_BYTES = {
     b"{": "JSON",
     b"[": "JSON",
 }
-FOLDER_BIT = 16  # of a zip member's attributes, as in MS-DOS
 
 
 @contextmanager
@@ -158,27 +158,6 @@ def describe_file(path):
     if not start:
         return "empty"
     return "text" if start.isascii() else "data of an unknown kind"
-
-
-def check_archive(path):
-    """Return the names in an undamaged zip archive (.npz, torch.save), [] for any other file.
-
-    ValueError: the archive is damaged. torch.load itself compares no checksums, and reads
-    uninitialised memory where a member is wrongly marked as a folder.
-    """
-    with reading(path, "if it is damaged, make or fetch it again"):
-        if not zipfile.is_zipfile(path):
-            return []
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for member in archive.infolist():
-                is_folder = member.external_attr & FOLDER_BIT
-                if names.count(member.filename) > 1 or is_folder and not member.is_dir():
-                    raise ValueError(f"wrong entry of {member.filename}")
-                with archive.open(member) as file:
-                    while file.read(1 << 20):  # at the end the checksum is compared
-                        pass
-            return names
 
 
 def write_json(path, value):

@@ -290,8 +290,8 @@ def tables():
 def accuracies(results, name, table):
     """Return the cells of a table, {label: row}, without the rows of failed runs.
 
-    A row is {protocol: {column: cell}} with the `run`; it may have the "paper" figures by column, and
-    "rejected", the number of seeds in which the mask hides nothing.
+    A row is {protocol: {column: cell}} with the `run`. It may have the "paper" figures by column,
+    and "rejected", the number of seeds in which the mask hides nothing.
     """
     paper = of_paper(results, "tables").get(name, dict(rows={}))
     cells = {}

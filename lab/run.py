@@ -365,7 +365,7 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
     shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
     resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
     if resolved != settings:
-        print(f"note: train_candidates, which is auto, is {resolved.train_candidates} on these data")
+        print(f"note: train_candidates is auto, which on these data is {resolved.train_candidates}")
     record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0

@@ -166,5 +166,5 @@ def test_a_name_twice_in_an_archive_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive, pytest.warns(UserWarning):
         archive.writestr("files.npy", "1")
         archive.writestr("files.npy", "2")
-    with pytest.raises(ValueError, match="wrong entry of files.npy.*it is damaged"):
+    with pytest.raises(ValueError, match="is damaged .*wrong entry of files.npy"):
         files.check_archive(tmp_path / "f.npz")
