@@ -96,7 +96,9 @@ class Plain(Unchunked):
 
     def compositions(self):
         """Return all embeddings, (C, D)."""
-        return self.embed_compositions(torch.ones_like(self.seen).nonzero())
+        columns = torch.arange(self.seen.numel(), device=self.seen.device)
+        objects = self.seen.shape[1]
+        return self.embed_compositions(torch.stack([columns // objects, columns % objects], 1))
 
     def composition_scores(self, images, compositions, pairs=None):
         """Return the cosines (B, S, O) of images (B, D); there are no chosen pairs here."""

@@ -70,7 +70,7 @@ def test_predictions_as_a_table(finished, tmp_path):
 
     table = tmp_path / "answers.csv"
     command("--checkpoint", finished / "best.pt", "--features", features, "--top", 2, "--csv",
-            table)
+            table, "--device", "cpu")
     expected = predict_images(load_run(finished), stored["files"], stored["features"], top=2)
     assert read_rows(table) == [{name: str(value) for name, value in row.items()}
                                 for row in expected]

@@ -134,7 +134,8 @@ def test_predict(run, root, weights):
     """Of image files, decoded anew: the answers that the run gave for them from cached features."""
     rows = read_rows(run / "predictions.csv")[::12]
     images = [root / "ut-zap50k/images" / row["image"] for row in rows]
-    answers = predict_images(load_run(run), images, weights=weights, candidates="open", top=1)
+    answers = predict_images(load_run(run), images, weights=weights, device="cpu",
+                             candidates="open", top=1)
     for row, answer in zip(rows, answers, strict=True):
         pair = answer["state"], answer["object"]
         assert pair == (row["open_state"], row["open_object"])
