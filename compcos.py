@@ -36,8 +36,7 @@ from evaluate import BiasSweep
 from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
-TRAINING_SCORES = {"cpu": 3 << 18, "cuda": 1 << 26}
-LEAST_IMAGES = 8          # images that training passes at once; each time costs passes over (S, O)
+TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
@@ -432,7 +431,7 @@ class CompCos(nn.Module):
         Returns:
             A tensor (B, S, O), or (B, P) with pairs.
         """
-        return self.composition_scores(self.embed_images(features), compositions, pairs)
+        return self.composition_scores(*self.products(features, compositions), pairs)
 
     def embed_images(self, features):
         """Return ω(x), the embeddings of images, of unit length.
@@ -471,27 +470,29 @@ class CompCos(nn.Module):
         squared = x.square().sum(1, keepdim=True) + y.square().sum(1) + 2 * x @ y.T  # (S, O)
         return a, b, squared.clamp_min(1e-24).rsqrt().to(a.dtype)
 
-    def composition_scores(self, images, compositions, pairs=None):
-        """Return the scores (x·a_s + x·b_o) / |a_s + b_o| of embedded images.
+    def products(self, features, compositions):
+        """Return x·a_s (B, S) and x·b_o (B, O) of images (B, F), and 1 / |a_s + b_o| (S, O)."""
+        images = self.embed_images(features)  # x, (B, D)
+        a, b, inverse_length = compositions
+        return images @ a.T, images @ b.T, inverse_length
+
+    def composition_scores(self, by_state, by_object, inverse_length, pairs=None):
+        """Return the scores (x·a_s + x·b_o) / |a_s + b_o| of images.
 
         This is the place to change the scores: training and evaluation take them from here.
 
         Args:
-            images: tensor (B, D), from `embed_images`.
-            compositions: what `compositions()` returns.
+            by_state, by_object, inverse_length: tensors (B, S), (B, O), (S, O), from `products`.
             pairs: whole numbers (P, 2), state and object; None: all compositions.
 
         Returns:
             A tensor (B, S, O), or (B, P) with pairs.
         """
-        a, b, inverse_length = compositions
-        by_state = images @ a.T   # (B, S)
-        by_object = images @ b.T  # (B, O)
         if pairs is None:
             scores = (by_state[:, :, None] + by_object[:, None, :]) * inverse_length  # (B, S, O)
         else:
-            state, object_ = as_tensor(pairs, a.device, "pairs").T
-            column = state * len(b) + object_
+            state, object_ = as_tensor(pairs, by_state.device, "pairs").T
+            column = state * by_object.shape[1] + object_
             # Unlike by_state[:, state], an embedding look-up has a deterministic gradient on GPUs.
             sums = nnf.embedding(state, by_state.T) + nnf.embedding(object_, by_object.T)
             scores = (sums * nnf.embedding(column, inverse_length.view(-1, 1))).T     # (B, P)
@@ -592,24 +593,21 @@ class CompCos(nn.Module):
         target = target.to(self.seen.device)
         if self.only_seen_compete:
             check_seen(self.seen, target)
-        return self.loss_of(self.embed_images(features), self.compositions(), target)
+        return self.loss_of(*self.products(features, self.compositions()), target)
 
-    def loss_of(self, images, compositions, target):
-        """Return the mean loss of embedded images.
+    def loss_of(self, by_state, by_object, inverse_length, target):
+        """Return the mean loss of images, a 0-dim tensor.
 
         Args:
-            images: tensor (B, D), from `embed_images`.
-            compositions: what `compositions()` returns.
+            by_state, by_object, inverse_length: tensors (B, S), (B, O), (S, O), from `products`.
             target: int64 tensor (B,) on the model's device.
-
-        Returns:
-            A 0-dim tensor.
         """
+        computed = (by_state, by_object, inverse_length)
         if self.only_seen_compete:
-            scores = self.composition_scores(images, compositions, self.seen_pairs)   # (B, P)
+            scores = self.composition_scores(*computed, self.seen_pairs)    # (B, P)
             return compcos_loss(scores, self.seen_place[target], scale=self.settings.scale,
                                 offsets=self.seen_offsets)
-        scores = self.composition_scores(images, compositions)                        # (B, S, O)
+        scores = self.composition_scores(*computed)                         # (B, S, O)
         return compcos_loss(scores, target, scale=self.settings.scale, seen=self.seen,
                             margin=self.margins, offsets=self.offsets)
 
@@ -630,20 +628,23 @@ class CompCos(nn.Module):
             ValueError: `prepare` was not called, or features of another width.
         """
         check_prepared(self)
-        shared = [self.embed_images(features), *self.compositions()]
+        shared = self.products(features, self.compositions())
         competing = len(self.seen_pairs) if self.only_seen_compete else self.seen.numel()
         limit = TRAINING_SCORES.get(features.device.type, TRAINING_SCORES["cpu"])
-        chunks = math.ceil(len(target) / max(LEAST_IMAGES, limit // competing))
+        chunks = math.ceil(len(target) * competing / limit)
         if chunks == 1:  # the plain way is the same, and faster on a GPU
-            loss = self.loss_of(shared[0], shared[1:], target)
+            loss = self.loss_of(*shared, target)
             loss.backward()
             return loss.detach()
-        # Embeddings are computed once a batch. Detached copies of them collect the gradients of all
+        # Products are computed once a batch. Detached copies of them collect the gradients of all
         # chunks, which are then propagated to the parameters once.
         leaves = [value.detach().requires_grad_(value.requires_grad) for value in shared]
+        by_state, by_object, inverse_length = leaves
+        parts = zip(by_state.chunk(chunks), by_object.chunk(chunks), target.chunk(chunks))
         total = 0
-        for images, truth in zip(leaves[0].chunk(chunks), target.chunk(chunks)):
-            loss = self.loss_of(images, leaves[1:], truth) * (len(truth) / len(target))
+        for states, objects, truth in parts:
+            loss = self.loss_of(states, objects, inverse_length, truth)
+            loss = loss * (len(truth) / len(target))  # its share of the mean
             loss.backward()
             total = total + loss.detach()
         used = [(value, leaf.grad) for value, leaf in zip(shared, leaves) if leaf.grad is not None]

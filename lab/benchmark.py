@@ -86,7 +86,7 @@ class Unchunked(compcos.CompCos):
 
     def backward(self, features, target):
         """Add the gradients of the loss of all scores (B, S, O)."""
-        loss = self.loss_of(self.embed_images(features), self.compositions(), target)
+        loss = self.loss_of(*self.products(features, self.compositions()), target)
         loss.backward()
         return loss
 
@@ -100,9 +100,13 @@ class Plain(Unchunked):
         objects = self.seen.shape[1]
         return self.embed_compositions(torch.stack([columns // objects, columns % objects], 1))
 
-    def composition_scores(self, images, compositions, pairs=None):
-        """Return the cosines (B, S, O) of images (B, D); there are no chosen pairs here."""
-        return (images @ compositions.T).view(-1, *self.seen.shape)
+    def products(self, features, compositions):
+        """Return the cosines (B, C) of images (B, F), and nothing else that is needed."""
+        return self.embed_images(features) @ compositions.T, None, None
+
+    def composition_scores(self, cosines, *_):
+        """Return the cosines (B, C) as (B, S, O); there are no chosen pairs here."""
+        return cosines.view(-1, *self.seen.shape)
 
 
 def bench_step(options):
