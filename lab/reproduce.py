@@ -363,7 +363,8 @@ def findings(results):
     cells = {}
     for change, labels in EFFECTS.items():
         values = [aucs[label]["values"] for label in labels if label in aucs]
-        if [len(value) for value in values] == 2 * [len(results.runs["full"])]:  # none failed
+        seeds = len(results.runs["full"])
+        if len(values) == 2 and all(len(value) == seeds for value in values):  # none failed
             cells[change] = cell(np.subtract(*values))
     gains = [f"{show(gain, 2)} {change}" for change, gain in cells.items()]
     return cells, [
