@@ -28,7 +28,7 @@ an array by `np.stack([d[p] for p in pairs], 1)`. For scores larger than memory,
 that a GPU has reduced, call `update_topk`. To compare two systems on the same images, call
 `compare`.
 
-As a script: `python evaluate.py scores.npz --confidence 0.95 --plot curve.png` (see `--help`).
+As a script: `python evaluate.py scores.npz --confidence 0.95` (see `--help`).
 """
 
 import argparse
@@ -793,68 +793,59 @@ ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved
 CHECKSUM = "scores_crc32"  # in an .npz file, of the bytes of the scores.npy beside it
 
 
-def load(files, topk=1):
+def load(path, topk=1):
     """Return the sweep of saved scores.
 
     Args:
-        files: list of paths, at least one. An .npz file holds arrays by the names of the arguments
-            of `evaluate`: `scores`, `target`, `seen`, perhaps `candidates` and `pairs`. A .npy
-            file, which is memory-mapped, holds the array that its name says, as in `target.npy`,
-            or else the scores. Where no file has scores, `scores.npy` beside the first is read.
+        path: an .npz file that holds arrays by the names of the arguments of `evaluate`: `scores`,
+            `target`, `seen`, perhaps `candidates` and `pairs`. Without `scores`, these are read
+            from `scores.npy` beside it, which is memory-mapped, so it may be larger than memory.
         topk: int, at least 1, as in `BiasSweep`.
 
     Returns:
         A BiasSweep.
 
     Raises:
-        ValueError: A file or an array is missing, damaged or wrong, or two files hold one name.
+        ValueError: A file or an array is missing, damaged or wrong.
     """
-    arrays = {}
-    for path in map(Path, files):
-        contents = _read(path)
-        if arrays.keys() & contents:
-            raise ValueError(f"{path} holds an array that a file before it holds, too: pass the "
-                             "files of a second system after --against")
-        arrays |= contents
-    names = ", ".join(map(str, files))
+    path = Path(path)
+    arrays = _read(path)
     checksum = arrays.pop(CHECKSUM, None)
-    beside = Path(files[0]).with_name("scores.npy")
-    if beside.is_file():
-        if "scores" not in arrays:
-            arrays |= _read(beside)
-        # A memory map lets the file be larger than memory.
+    beside = path.with_name("scores.npy")
+    if "scores" not in arrays and beside.is_file():
+        arrays |= _read(beside)
         if checksum is not None and checksum != zlib.crc32(np.memmap(beside, mode="r")):
-            raise ValueError(f"{beside} is damaged, or from another run than {names}: write both "
+            raise ValueError(f"{beside} is damaged, or from another run than {path}: write both "
                              "anew by --resume --save-scores")
     missing = {"scores", "target", "seen"} - arrays.keys()
     if missing:
-        raise ValueError(f"no array {min(missing)} in {names}: add it, or the file that holds it")
+        raise ValueError(f"no array {min(missing)} in {path}: add it")
     scores = arrays.pop("scores")
     target = arrays.pop("target")
     try:
         sweep = BiasSweep(**arrays, topk=topk)
         sweep.update(scores, target)
     except ValueError as error:
-        raise ValueError(f"{names}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
     return sweep
 
 
 def _read(path):
     """Return the arrays of one file by name, or raise ValueError if it is wrong or damaged."""
     if not path.is_file():  # opening a named pipe would wait for its writer
-        raise ValueError(f"{path} does not exist or is no regular file: pass an .npz or .npy file")
+        raise ValueError(f"{path} does not exist or is no regular file: pass an .npz file")
     try:
         contents = np.load(path, mmap_mode="r")
         if isinstance(contents, np.ndarray):
-            return {path.stem if path.stem in ARRAYS else "scores": contents}
+            return {"scores": contents}
         with contents:
             # A comment can swallow the entry behind it, if its length is damaged.
             if contents.zip.testzip() or any(entry.comment for entry in contents.zip.infolist()):
                 raise ValueError
             arrays = {name: contents[name] for name in contents}
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
-        raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no .npz "
-                         "or .npy file of plain arrays; write it anew") from None
+        raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no "
+                         "file of plain arrays by np.savez or np.save; write it anew") from None
     unknown = arrays.keys() - {*ARRAYS, CHECKSUM}
     if unknown:
         raise ValueError(f"{path} holds an unknown array {min(unknown)}: remove it, or rename "
@@ -883,33 +874,9 @@ def _cell(result, name):
     return cell
 
 
-def plot(sweep, reports, path):
-    """Draw seen against unseen accuracy into an image file, with the best HM marked.
-
-    Args:
-        sweep: BiasSweep with images.
-        reports: dict of its reports by protocol.
-        path: file to write; its ending says the format.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: The file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    for protocol, report in reports.items():
-        curve = sweep.curve(protocol, report["average"])
-        axes.plot(curve.unseen, curve.seen, ".-", label=f"{protocol}: AUC {report['auc']:.3f}")
-        axes.plot(report["hm_unseen"], report["hm_seen"], "k*")
-    axes.set(xlabel="accuracy on unseen compositions", ylabel="accuracy on seen compositions")
-    axes.legend(title="star: best HM")
-    axes.figure.savefig(path, dpi=150)
-
-
 def _run(options):
     """Evaluate the files of parsed options, and print or write what the options ask for."""
-    sweep = load(options.files, options.topk)
+    sweep = load(options.file, options.topk)
     results = {}
     for protocol in PROTOCOLS:
         results[protocol] = sweep.report(protocol, options.confidence, options.unit,
@@ -920,8 +887,6 @@ def _run(options):
         for protocol in PROTOCOLS:
             against[protocol] = compare(sweep, other, options.confidence or 0.95, options.unit,
                                         protocol=protocol, average=options.average)
-    if options.plot:
-        plot(sweep, results, options.plot)
     if options.json:
         if against:
             results["against"] = against
@@ -950,12 +915,11 @@ def main(argv=None):
                     "the about 20 biases that papers try (published).",
         epilog="example: python evaluate.py scores.npz --confidence 0.95 --unit composition")
     add = parser.add_argument
-    add("files", nargs="+",
-        help=".npz file with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
-             "pairs (P, 2); or .npy files of these names; scores.npy beside the first file is "
-             "found by itself")
-    add("--against", nargs="+",
-        help="files of a second system b on the same images: print differences (a minus b) with "
+    add("file",
+        help=".npz with scores (N, P), target (N,), seen (P,) and perhaps candidates (P,) and "
+             "pairs (P, 2); scores may also lie in scores.npy beside it")
+    add("--against", metavar="FILE",
+        help=".npz of a second system b on the same images: print differences (a minus b) with "
              "paired intervals")
     add("--topk", type=int, default=1,
         help="count a prediction as right if the truth is among the TOPK best (default 1)")
@@ -970,14 +934,9 @@ def main(argv=None):
              "number of images (default image)")
     add("--json", action="store_true",
         help="print JSON in place of tables: fractions, null for what does not exist")
-    add("--plot",
-        help="draw seen against unseen accuracy over all biases into this image file, for instance "
-             "curve.png (needs matplotlib)")
     options = parser.parse_args(argv)
     try:
         _run(options)
-    except ImportError:
-        parser.exit(2, "error: --plot needs matplotlib: pip install matplotlib\n")
     except (ValueError, OSError, MemoryError) as error:
         parser.exit(2, f"error: {error}\n")
 
