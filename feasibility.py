@@ -19,7 +19,6 @@ import argparse
 import csv
 import signal
 import sys
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -276,40 +275,16 @@ def auroc(feasibility, positive, among):
         ValueError: shapes or types that do not fit.
     """
     feasibility, among = _scores(feasibility, among, "among")
-    positive = _array(positive, "positive", among.shape, "bool")[among]
-    n = positive.sum()
-    others = positive.size - n
-    if 0 in (n, others):
+    positive = _array(positive, "positive", among.shape, "bool")
+    scores = feasibility[among & positive]             # (n,)
+    others = np.sort(feasibility[among & ~positive])   # (m,)
+    if not (scores.size and others.size):
         return np.nan
-    # Mann and Whitney: the positives' ranks count whom each beats, itself and other positives too.
-    wins = _ranks(feasibility[among])[positive].sum() - n * (n + 1) / 2
-    return float(wins / (n * others))
-
-
-def rank_correlation(a, b):
-    """Return Spearman's rank correlation of two arrays; ties share their mean rank.
-
-    Args:
-        a: (N,) finite numbers.
-        b: (N,) finite numbers.
-
-    Returns:
-        A float in [-1, 1], nan where all values of one array are equal.
-
-    Raises:
-        ValueError: shapes, types or values other than these.
-    """
-    a = _finite(a, "a", 1)
-    b = _finite(b, "b", a.shape)
-    with warnings.catch_warnings(action="ignore"):  # 0 / 0 gives the nan that is documented
-        return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
-
-
-def _ranks(values):
-    """Return the ranks (N,) of values (N,), from 1; ties share their mean rank."""
-    _, which, count = np.unique(values, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(count) - (count - 1) / 2  # of each distinct value
-    return mean_rank[which]
+    # For each positive one, the others below it and half of those that equal it.
+    below = np.searchsorted(others, scores, "left")
+    up_to = np.searchsorted(others, scores, "right")
+    wins = (below + up_to).sum() / 2
+    return float(wins / (scores.size * others.size))
 
 
 def _closest(similarity, seen):
