@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from compcos import check_archive
+from compcos import check_archive, check_value
 from lab import shell
 from lab.files import load_tensors, reading, write_rows
 from lab.photos import broken_photos, list_photos, missing_photos, repeated_photos, with_reasons
@@ -76,6 +76,13 @@ class Dataset(NamedTuple):
         allowed = self.seen
         allowed[tuple(self.pairs[phase].T)] = True
         return allowed.ravel()
+
+    @property
+    def existing(self):
+        """(S, O) bool: the compositions that can exist where that is known, else those listed."""
+        if self.feasible is not None:
+            return self.feasible | self.seen
+        return (self.candidates("val") | self.candidates("test")).reshape(self.seen.shape)
 
     @property
     def compositions(self):
@@ -382,8 +389,10 @@ def make_split(folder, seed=0, share=COMPOSITION_SHARE):
             that is made, see `assign_splits`.
 
     Raises:
-        ValueError: the split is complete already, or none can be made.
+        ValueError: the split is complete already, or none can be made; a number out of range.
     """
+    check_value("share", share, float, above=0, below=0.5)
+    check_value("seed", seed, int, least=0)
     folder = Path(folder)
     file = folder / "images.csv"
     rows = own_rows(folder)
@@ -541,10 +550,10 @@ def parse(argv):
              "STATE/OBJECT/ folders or are listed in an images.csv (image,state,object). The "
              "longest run of _ in STATE_OBJECT ends the state's name, the first run if several are "
              "as long. Where train is given without val or test, these are cut out of train")
-    add("--share", type=shell.number(least=0, below=0.5), default=COMPOSITION_SHARE,
+    add("--share", type=float, default=COMPOSITION_SHARE,
         help="for --make-split: the share of the compositions that become unseen in val, and in "
              f"test (default: {COMPOSITION_SHARE})")
-    add("--seed", type=shell.number(int, least=0), default=0,
+    add("--seed", type=int, default=0,
         help="for --make-split: the seed of the draw (default: 0)")
     return parser.parse_args(argv)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compcos import CompCos, Settings, as_tensor, load, rank_compositions
+from compcos import CompCos, Settings, as_tensor, check_value, load, rank_compositions
 from lab import features as image_features
 from lab import shell
 from lab.files import check_writable, load_tensors, reading, write_rows
@@ -136,16 +136,11 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
     for (i, place), c in np.ndenumerate(indices):
         state, object_ = divmod(int(c), len(checkpoint["objects"]))
         rows.append(dict(
-            image=printable(images[i]), rank=place + 1, state=checkpoint["states"][state],
+            image=str(images[i]), rank=place + 1, state=checkpoint["states"][state],
             object=checkpoint["objects"][object_], score=float(scores[i, place]),
             probability=float(probabilities[i, place]), seen=bool(seen[c]),
             feasibility=float(feasibility[c]), typicality=float(typical[i])))
     return rows
-
-
-def printable(name):
-    """Return a name as text that UTF-8 can write; file names may hold other bytes."""
-    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def add_options(parser):
@@ -158,7 +153,7 @@ def add_options(parser):
     add("--candidates", default=DEFAULT_CANDIDATES, choices=CANDIDATE_SETS,
         help="compositions that may be answered: those that the dataset lists (closed), all "
              "(open), or those listed or feasible enough (open_masked, the default)")
-    add("--top", type=shell.number(int, least=1), default=5, metavar="K",
+    add("--top", type=int, default=5, metavar="K",
         help="answers for each photo (default 5)")
 
 
@@ -167,6 +162,7 @@ def print_predictions(options):
     if not options.checkpoint or bool(options.predict) == bool(options.features):
         raise ValueError("prediction needs --checkpoint FILE and either --predict IMAGE ... or "
                          "--features FILE")
+    check_value("--top", options.top, int, least=1)
     if options.csv:
         check_writable(options.csv.parent, "--csv")
     model = load_run(options.checkpoint, options.device)

@@ -20,8 +20,9 @@ from lab import shell
 DECODERS = 8
 TABLES = ".csv", ".npz", ".txt"  # files of a dataset's folder that are no photos
 LEFT_BY_SYSTEMS = "@eaDir", "__MACOSX"  # folders of thumbnails and attributes
-# Formats that Pillow registers for other pictures than photos (drawings, films, measurements).
-NO_PHOTOS = {"BUFR", "EPS", "FLI", "GRIB", "HDF5", "IPTC", "MPEG", "PALM", "PDF", "WMF"}
+SUFFIXES = (  # of photos, in lower case
+    ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo",
+    ".pbm", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp")
 
 
 # ---- opening -------------------------------------------------------------------------------------
@@ -79,14 +80,6 @@ def rgb(image):
 # ---- finding -------------------------------------------------------------------------------------
 
 
-def photo_suffixes():
-    """Return the suffixes, in lower case, of the photos that Pillow and its plugins open."""
-    register_plugins()
-    suffixes = Image.registered_extensions()
-    opened = set(Image.OPEN) - NO_PHOTOS | {"MPO"}  # MPO is opened by the plugin of JPEG
-    return {suffix for suffix, name in suffixes.items() if name in opened}
-
-
 def walk(folder, above=()):
     """Yield the paths of all files below a folder, without hidden ones.
 
@@ -105,22 +98,6 @@ def walk(folder, above=()):
             yield path
 
 
-def photo_files(root):
-    """Return the names of the photos below `root` and those of other files but tables, sorted.
-
-    Names have `/` between folders. ValueError: a name is not UTF-8.
-    """
-    suffixes = photo_suffixes()
-    photos = []
-    others = []
-    for path in walk(Path(root)):
-        if path.suffix not in TABLES:
-            names = photos if path.suffix.lower() in suffixes else others
-            names.append(path.relative_to(root).as_posix())
-    check_names(photos)
-    return sorted(photos), sorted(others)
-
-
 def check_names(names):
     """Raise a ValueError unless all file names can be written in UTF-8, as tables are."""
     for name in names:
@@ -131,13 +108,21 @@ def check_names(names):
 
 
 def list_photos(root):
-    """Return the names of the photos below `root`, and print a note on other files."""
-    photos, others = photo_files(root)
+    """Return the names of the photos below `root`, sorted, with `/` between folders.
+
+    Print a note on other files but tables. ValueError: a name is not UTF-8.
+    """
+    photos = []
+    others = []
+    for path in walk(Path(root)):
+        if path.suffix not in TABLES:
+            names = photos if path.suffix.lower() in SUFFIXES else others
+            names.append(path.relative_to(root).as_posix())
+    check_names(photos)
     if others:
-        print(f"note: Pillow does not open as photos here, so they are left out of {root}: "
-              f"{shell.shorten(others)}; save photos among them as JPEG or PNG, or for .heic "
-              "`pip install pillow-heif`")
-    return photos
+        print(f"note: left out of {root}, since their names are not those of photos: "
+              f"{shell.shorten(sorted(others))}; save photos among them as JPEG or PNG")
+    return sorted(photos)
 
 
 def find_images(arguments):

@@ -1,10 +1,8 @@
 """What every command needs: progress, errors without tracebacks, signals, several processes."""
 
-import argparse
 import atexit
 import datetime
 import functools
-import math
 import os
 import re
 import signal
@@ -34,7 +32,7 @@ def wait_gently():
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-# ---- words and numbers ----
+# ---- words ----
 
 
 def shorten(names, most=5):
@@ -59,28 +57,6 @@ def reason(error):
     if "allow_pickle" in text or "weights_only" in text:
         return "it holds Python objects, and only plain data are loaded"
     return f"{type(error).__name__}: {text[:100]}"
-
-
-def number(kind=float, *, least, below=math.inf):
-    """Return a type for argparse: a number with least <= number < below.
-
-    >>> number(int, least=1)("3")
-    3
-    """
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if least <= value < below:
-            return value
-        expected = "a whole number" if kind is int else "a number"
-        expected += f" at least {least}"
-        if below < math.inf:
-            expected += f" and below {below}"
-        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
-
-    return parse
 
 
 # ---- progress ----

@@ -96,10 +96,6 @@ def test_expectation_is_measured_on_the_answers_of_prediction(finished):
     assert measured["unseen"]["compositions"] == 4
 
 
-def test_a_file_name_that_is_not_utf8_can_be_written():
-    assert answers.printable("caf\udce9.jpg").encode() == rb"caf\udce9.jpg"
-
-
 @pytest.mark.parametrize("change", [b"text", [1, 2], dict(weights={}), dict(format=0),
                                     dict(extra={})])
 def test_a_best_of_something_else(finished, tmp_path, capsys, change):

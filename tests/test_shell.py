@@ -1,6 +1,5 @@
 """Tests of shell.py: what people see of progress, how scripts end."""
 
-import argparse
 import importlib
 import os
 import signal
@@ -24,17 +23,6 @@ def script(text, *arguments, **keywords):
     streams = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace")
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, cwd=HERE.parent, text=True, **(streams | keywords))
-
-
-# ---- words and numbers ----
-
-
-@pytest.mark.parametrize("text", ["-1", "1", "nan", "x"])
-def test_numbers_are_taken_within_their_limits(text):
-    share = shell.number(least=0, below=1)
-    assert share("0") == 0
-    with pytest.raises(argparse.ArgumentTypeError, match="a number at least 0 and below 1, got"):
-        share(text)
 
 
 # ---- progress ----
