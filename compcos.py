@@ -13,6 +13,7 @@ A composition (s, o) has the index s * O + o. Arguments are arrays, lists or ten
 """
 
 import copy
+import io
 import math
 import numbers
 import os
@@ -90,7 +91,9 @@ class TrainingSettings:
 
     def __post_init__(self):
         for declared in fields(self):
-            value = check_setting(declared, getattr(self, declared.name))
+            rule = declared.metadata
+            value = check_value(declared.name, getattr(self, declared.name), declared.type,
+                                rule["choices"], **rule["limits"])
             object.__setattr__(self, declared.name, value)  # the class is frozen
 
     @classmethod
@@ -169,12 +172,6 @@ DATASET_SETTINGS = {
 }
 
 
-def check_setting(declared, value):
-    """Return the value of a setting, a dataclass field, as `check_value` returns it."""
-    rule = declared.metadata
-    return check_value(declared.name, value, declared.type, rule["choices"], **rule["limits"])
-
-
 # ---- arguments ----
 
 KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a finite number"),
@@ -200,6 +197,11 @@ def check_value(name, value, kind, choices=None, *, least=-math.inf, above=-math
     if not fits:
         raise ValueError(f"{name} must be {expected}, got {value!r}")
     return kind(value)
+
+
+def check_seed(seed):
+    """Return a seed as an int; ValueError unless `draw_order` can take it."""
+    return check_value("seed", seed, int, least=0, below=1 << 43)
 
 
 def as_tensor(values, device=None, name="values"):
@@ -681,12 +683,7 @@ class CompCos(nn.Module):
         Returns:
             A list of two dicts, `params` and `lr`.
         """
-        words = []
-        rest = []
-        for name, weight in self.named_parameters():
-            group = words if name.endswith(("states", "objects")) else rest
-            group.append(weight)
-        return [dict(params=words, lr=lr * self.settings.word_lr_factor), dict(params=rest, lr=lr)]
+        return adam_groups(self, ("states", "objects"), lr * self.settings.word_lr_factor, lr)
 
 
 class Ensemble(nn.Module):
@@ -758,9 +755,8 @@ class Ensemble(nn.Module):
             with stream_of_its_own(features.device) as stream:
                 losses.append(member.backward(features, target))
             streams.append(stream)
-        if features.device.type == "cuda":
-            for stream in streams:
-                torch.cuda.current_stream().wait_stream(stream)
+        for stream in filter(None, streams):  # None on a CPU
+            torch.cuda.current_stream().wait_stream(stream)
         return sum(losses)
 
     def after_epoch(self, epoch):
@@ -810,6 +806,22 @@ def stream_of_its_own(device):
         yield stream
 
 
+def adam_groups(model, parts, own_lr, lr):
+    """Return Adam's two groups: weights of the named parts learn at `own_lr`, all others at `lr`.
+
+    Args:
+        model: a module.
+        parts: attribute names, of the module or of modules in it.
+        own_lr, lr: learning rates.
+    """
+    own = []
+    rest = []
+    for name, weight in model.named_parameters():
+        group = rest if set(parts).isdisjoint(name.split(".")) else own
+        group.append(weight)
+    return [dict(params=own, lr=own_lr), dict(params=rest, lr=lr)]
+
+
 def split_linear(linear, states, objects):
     """Return Linear([e_s; e_o]) as a sum a_s + b_o: a (S, H) with the bias, and b (O, H)."""
     of_states, of_objects = linear.weight.chunk(2, dim=1)
@@ -854,15 +866,14 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
     added = offsets
     if seen is not None:
         seen = as_tensor(seen, cosines.device, "seen")
-        lowered = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
         check_shape("seen", seen, cosines.shape[1:])
+        if margin is None:
+            check_seen(seen, target)
+            margin = math.inf  # the softmax gives the unseen nothing
         # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-        added = torch.where(seen, offsets, -scale * lowered).to(cosines.dtype)
+        lowered = scale * as_tensor(margin, cosines.device, "margin")
+        added = torch.where(seen, offsets, -lowered).to(cosines.dtype)
     logits = (scale * cosines).add_(added).flatten(1)
-    if seen is not None and margin is None:
-        check_seen(seen, target)
-        logits = logits[:, seen.flatten()]
-        target = (seen.flatten().cumsum(0) - 1)[target]  # its column among the seen
     return image_losses(logits, target).mean()
 
 
@@ -976,7 +987,7 @@ def selection(report):
 @contextmanager
 def reproducible(device, seed):
     """Seed the random numbers inside and let a CPU's sums be deterministic; restore both after."""
-    seed = check_value("seed", seed, int, least=0, below=1 << 43)  # see draw_order
+    seed = check_seed(seed)
     mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     # torch seeds all GPUs at once.
@@ -1274,28 +1285,23 @@ def sweep(model, features, targets, seen, candidates, topk=1):
         {name: (BiasSweep, best)}, where best is (seen scores, seen columns, unseen scores, unseen
         columns), (N, k) each.
     """
-    device = features.device
     topk = min(topk, seen.size)
-    is_seen = torch.as_tensor(seen.ravel(), device=device)
-    sets = {}
+    is_seen = torch.as_tensor(seen.ravel(), device=features.device)
+    hiding = {}  # name -> (C,) each, which leave only the seen or only the unseen candidates
     for name, mask in candidates.items():
-        allowed = torch.as_tensor(mask.ravel(), device=device)
-        columns = (allowed & is_seen).nonzero().squeeze(1)  # of the seen candidates
-        if not len(columns):  # any column will do: BiasSweep ignores it
-            columns = columns.new_zeros(1)
-        # Added to the scores, it leaves only unseen candidates.
-        hidden = torch.where(allowed & ~is_seen, 0.0, -torch.inf)
-        sets[name] = (columns, hidden, [])
+        allowed = torch.as_tensor(mask.ravel(), device=features.device)
+        hiding[name] = [torch.where(allowed & group, 0.0, -torch.inf)
+                        for group in (is_seen, ~is_seen)]
+    blocks = {name: [] for name in candidates}
     for _, scores in score_blocks(model, features):
-        for columns, hidden, blocks in sets.values():
-            seen_scores, place = best_of(scores[:, columns], topk)
-            unseen_scores, unseen_columns = best_of(scores + hidden, topk)
-            blocks.append((seen_scores, columns[place], unseen_scores, unseen_columns))
+        for name, (hide_unseen, hide_seen) in hiding.items():
+            blocks[name].append([*best_of(scores + hide_unseen, topk),
+                                 *best_of(scores + hide_seen, topk)])
     result = {}
-    for name, (_, _, blocks) in sets.items():
-        best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks)]
-        swept = BiasSweep(seen.ravel(), candidates=candidates[name].ravel(),
-                          pairs=index_pairs(seen.shape), topk=topk)
+    for name, mask in candidates.items():
+        best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks[name])]
+        swept = BiasSweep(seen.ravel(), candidates=mask.ravel(), pairs=index_pairs(seen.shape),
+                          topk=topk)
         swept.update_topk(*best, targets)
         result[name] = (swept, best)
     return result
@@ -1412,14 +1418,15 @@ def save(model, path_or_file, **extra):
                     vectors=[model.states.detach(), model.objects.detach()],
                     feature_dim=model.feature_dim, weights=model.state_dict(),
                     seen=model.seen, history=model.history, extra=extra)
+    buffer = io.BytesIO()  # torch.save itself turns errors of a file into others
+    torch.save(contents, buffer)
     if hasattr(path_or_file, "write"):
-        torch.save(contents, path_or_file)
+        path_or_file.write(buffer.getvalue())
         return
     path = Path(path_or_file)
     part = path.with_name(f".{path.name}.part")
     try:
-        with open(part, "wb") as file:
-            torch.save(contents, file)
+        part.write_bytes(buffer.getbuffer())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from compcos import (TRAINING_SCORES, CompCos, TrainingSettings, as_word_vectors, seen_of,
-                     setting, shape_of, split_linear)
+from compcos import (TRAINING_SCORES, CompCos, TrainingSettings, adam_groups, as_word_vectors,
+                     seen_of, setting, shape_of, split_linear)
 from feasibility import feasibility_scores
 from lab import run
 
@@ -175,16 +175,6 @@ def draw_other(size, skip):
     return drawn + (drawn >= skip)
 
 
-def groups_apart(model, prefix, lr, own_lr):
-    """Return Adam's two groups: parameters whose names begin with `prefix` learn at `own_lr`."""
-    own = []
-    rest = []
-    for name, value in model.named_parameters():
-        group = own if name.startswith(prefix) else rest
-        group.append(value)
-    return [dict(params=rest, lr=lr), dict(params=own, lr=own_lr)]
-
-
 def chunk_size(part):
     """Return how many results of the size of a tensor to compute at once, at least 1."""
     limit = TRAINING_SCORES.get(part.device.type, TRAINING_SCORES["cpu"])
@@ -280,7 +270,7 @@ class AttributesAsOperators(Triplet):
 
     def parameter_groups(self, lr):
         """Return Adam's two groups: the states' matrices learn at a tenth of the rate."""
-        return groups_apart(self, "operators", lr, lr / 10)
+        return adam_groups(self, ["operators"], lr / 10, lr)
 
     def draw_third(self, state, object_):
         """Return the states k (B,) of the commutative term, for states and objects (B,).
@@ -520,7 +510,7 @@ class TMN(BaselineModel):
 
     def parameter_groups(self, lr):
         """Return Adam's two groups: the gating network learns at its own rate."""
-        return groups_apart(self, "gate", lr, self.settings.gating_lr)
+        return adam_groups(self, ["gater", "gater_norm", "gates"], self.settings.gating_lr, lr)
 
     def gated(self, index):
         """Return the gates of compositions (R,): (R, K, K) of each later layer, (R, 1, K) at last.

@@ -1,6 +1,7 @@
 """Whole files or none, safe loading, tables and JSON, and the lock of a folder."""
 
 import csv
+import io
 import json
 import os
 import zipfile
@@ -68,16 +69,18 @@ def writing(path, mode="w", shared=False):
         with open(part, mode, **text) as file:
             yield file
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        # torch.save raises a RuntimeError when it is interrupted or cannot write.
-        cause = error if isinstance(error, OSError) else error.__context__
-        if isinstance(cause, KeyboardInterrupt):
-            raise cause from None
-        if not isinstance(cause, OSError):
-            raise
-        raise type(cause)(cause.errno, f"cannot write {path}: {cause.strerror}") from None
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_tensors(path, value):
+    """Write nested plain values and tensors by torch.save, whole or not at all."""
+    buffer = io.BytesIO()  # torch.save itself turns errors of a file into others
+    torch.save(value, buffer)
+    with writing(path, "wb") as file:
+        file.write(buffer.getbuffer())
 
 
 def write_rows(path, header, rows):

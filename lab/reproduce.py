@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections import defaultdict
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -38,12 +38,12 @@ from feasibility import markdown, median_mask, ranked_tables
 from lab import baselines
 from lab.figures import answers_of, draw_curves, draw_photos, draw_threshold
 from lab.files import read_json, write_json, writing
-from lab.results import COLUMNS, check_record, deviation, read_feasibility
-from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_options, both_protocols, compcos_settings,
-                     load_data, option_of, run_seeds, settings_changes, with_vectors)
+from lab.results import COLUMNS, check_record, deviation
+from lab.run import (OTHER_VECTORS, VECTORS, Inputs, add_settings, add_shared_options,
+                     both_protocols, compcos_settings, load_data, run_seeds, settings_changes,
+                     with_vectors)
 
 PAPER = Path(__file__).parent.parent / "results/paper"  # the paper's own tables and lists
-CHOSEN_HERE = ("--world", "--mask", "--resume", "--save-scores")
 LISTED = 25      # rows of a ranked list that the paper does not have
 MASKED = {"": "open", ", mask": "open_masked"}  # what is added to a label -> candidate set
 
@@ -160,10 +160,9 @@ def train(job):
     """Train and evaluate a job; the compared systems are masked by the feasibility of `full`."""
     feasibility = None
     if job.system in baselines.MODELS:
-        dataset = job.inputs.dataset
         out = job.options.out
-        feasibility = read_feasibility(out.parents[1] / "full" / out.name / "feasibility.csv",
-                                       dataset.states, dataset.objects)
+        model = compcos.load(out.parents[1] / "full" / out.name / "best.pt")
+        feasibility = model.checkpoint["feasibility"].numpy()
     run_seeds(job.system, baselines.MODELS.get(job.system, compcos.build), job.inputs, job.settings,
               job.options, feasibility)
 
@@ -403,10 +402,7 @@ def feasibility_text(results):
 def qualitative_text(results):
     """Return the shares of test images that distractors mislead."""
     dataset = results.inputs.dataset
-    exist = dataset.candidates("val") | dataset.candidates("test")
-    if dataset.feasible is not None:
-        exist = (dataset.feasible | dataset.seen).ravel()
-    others = np.array(dataset.compositions)[~exist]
+    others = np.array(dataset.compositions)[~dataset.existing.ravel()]
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
         truth, closed, _ = answers_of(closed_run)
@@ -570,17 +566,15 @@ def write_report(results, argv, options, failed):
 def parse(argv):
     """Return the options, and {system: changes of its settings} that they make."""
     parser = argparse.ArgumentParser(
-        "python -m lab.reproduce", allow_abbrev=False, conflict_handler="resolve",
+        "python -m lab.reproduce", allow_abbrev=False,
         description="Make the paper's tables and figures: train what is missing and write a "
-                    "report. Figures need matplotlib. Options on data and training go to all runs. "
-                    "--world, --mask, --resume and --save-scores are refused, since they are "
-                    "chosen for each run.",
+                    "report. Figures need matplotlib. Options on data and training go to all runs; "
+                    "the world and the mask are chosen for each run.",
         epilog="example: python -m lab.reproduce --dataset shapes --only paper recipes "
                "'--tmn=--epochs 10 --negatives 20'")
-    add_options(parser, compcos.TrainingSettings)
+    add_shared_options(parser, compcos.TrainingSettings, without=["world"])
+    parser.set_defaults(seed=[0, 1, 2])
     add = parser.add_argument_group("report").add_argument
-    add("--seed", type=shell.number(int, least=0), nargs="+", default=[0, 1, 2], metavar="K",
-        help="seeds, one run each (default 0 1 2)")
     add("--out", type=Path, metavar="DIR",
         help="the folder of the report and its runs (default runs/reproduce-DATASET)")
     add("--only", nargs="+", choices=["paper", *SECTIONS], default=["paper"],
@@ -592,9 +586,6 @@ def parse(argv):
     for system in systems:
         add(f"--{system}", dest=system, default="", metavar="'OPTIONS'",
             help=f"settings of the runs of {system} alone, such as '--epochs 100'")
-    for word in " ".join(argv).replace("=", " ").split():
-        if word in CHOSEN_HERE:
-            parser.error(f"{word} is chosen for each run: leave it out")
     options = parser.parse_args(argv)
     if "paper" in options.only:
         options.only += PAPER_SECTIONS
@@ -607,8 +598,7 @@ def changes_of(system, text):
     """Return the changes of a system's settings that options in a text make, {name: value}."""
     kind = type(settings_of(system, "folder", {}))
     parser = argparse.ArgumentParser(f"python -m lab.reproduce --{system}", allow_abbrev=False)
-    for field in fields(kind):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", **option_of(field))
+    add_settings(parser, kind, without=["world"])
     return settings_changes(parser.parse_args(shlex.split(text)), kind)
 
 

@@ -17,7 +17,7 @@ import torch
 from compcos import index_pairs, score_blocks
 from feasibility import hard_mask
 from lab import shell
-from lab.files import read_json, read_rows, reading, write_rows, writing
+from lab.files import read_json, write_rows, writing
 
 RUNS = Path("runs")  # where results go without --out
 RUN_FILES = ("last.pt", "log.csv", "best.pt", "metrics.json")  # a folder with one holds a run
@@ -31,7 +31,7 @@ FEW = 20      # fewer give a rough one
 def candidate_sets(seen, listed, feasibility, threshold):
     """Return the sets of compositions that may be answered, {name: (C,) bool}.
 
-    A further set is one more entry here. Each set must hold all seen compositions.
+    A further set is one more entry here.
 
     Args:
         seen: (S, O) bool.
@@ -180,16 +180,6 @@ def write_scores(out, model, features, dataset, tested):
                      scores_crc32=checksum)
 
 
-def read_feasibility(path, states, objects):
-    """Return (S, O) from a feasibility.csv; ValueError unless it has all compositions."""
-    with reading(path, "expected columns state, object, feasibility, and a row for each "
-                 "composition of this data"):
-        found = {(row["state"], row["object"]): float(row["feasibility"])
-                 for row in read_rows(path)}
-        scores = np.array([found[pair] for pair in itertools.product(states, objects)])
-    return scores.reshape(len(states), len(objects))
-
-
 def versions():
     """Return what the numbers depend on besides the settings."""
     machine = f"{platform.machine()}, threads {torch.get_num_threads()}"
@@ -289,17 +279,17 @@ def interval(values, name, count):
 
 def table_notes(metrics):
     """Return the lines that stand under the table of a seed."""
-    unseen = metrics["unseen_compositions"]
+    answers = metrics["calibration"]
     areas = []
     for name, reports in metrics["test"].items():
         report = reports["exact"]
-        if math.isfinite(report["auc"]):
+        if math.isfinite(report["auc"]):  # so there are images of unseen compositions
+            unseen = answers["unseen"]["compositions"]
             areas.append(f"{name} {report['auc']:.1%} ({interval(report, 'auc', unseen)})")
     lines = []
     if areas:
         lines.append(f"exact AUC and its 95 % interval over compositions: {'; '.join(areas)}")
     lines.append(f"hard mask: {metrics['mask']}")
-    answers = metrics["calibration"]
     lines.append(f"calibration ({DEFAULT_CANDIDATES}): mean confidence "
                  f"{answers['confidence']:.0%}, accuracy {accuracy(answers)}")
     auroc = metrics["feasibility_auroc"]

@@ -26,7 +26,7 @@ from feasibility import auroc, conformal_threshold, write_csv
 from lab import answers, drawings, shell, words
 from lab import features as image_features
 from lab.files import (check_writable, load_tensors, lock, reading, write_json, write_rows,
-                       writing)
+                       write_tensors, writing)
 from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
                          check_joined, check_output_folder, check_record, deviation, expectation,
                          finished_seeds, folder_of, new_folder, table, table_notes, versions,
@@ -71,18 +71,23 @@ class Inputs(NamedTuple):
 
 def load_inputs(options, vectors):
     """Return the Inputs that options name, with word vectors of these sources by default."""
-    return with_vectors(load_data(options), options, vectors)
-
-
-def load_data(options):
-    """Return the Inputs that options name, without word vectors.
-
-    Options, folders and files are checked before features are extracted.
-    """
     if options.resume and options.out is None:
         raise ValueError("--resume continues the run in --out: pass --out DIR, its folder")
     if options.out is not None:
         check_output_folder(options.out, options.seed, options.resume)
+    # What a run to resume had stays until it is compared.
+    inputs = load_data(options, replace_cache=not options.resume)
+    return with_vectors(inputs, options, vectors)
+
+
+def load_data(options, replace_cache=True):
+    """Return the Inputs that options name, without word vectors.
+
+    Options, folders and files are checked before features are extracted. A cache of features that
+    exists stays as it is unless `replace_cache`.
+    """
+    for seed in options.seed:
+        compcos.check_seed(seed)
     check_writable(options.out or RUNS)
     if options.dataset == "shapes" and shell.rank() == 0:
         drawings.ensure(Path(options.data_root, "shapes"))
@@ -91,8 +96,7 @@ def load_data(options):
     device = compcos.pick_device(options.device)
     dataset, features, backbone, weights = image_features.load_features(
         dataset, file=options.features, weights=options.weights, device=device,
-        skip_broken=options.skip_broken, fallback=RUNS,
-        replace_cache=not options.resume)  # what the run had stays until it is compared
+        skip_broken=options.skip_broken, fallback=RUNS, replace_cache=replace_cache)
     for note in dataset.notes:
         print(f"note: {note}")
     record = dict(dataset=dataset.name, missing=options.missing, device=str(device),
@@ -301,10 +305,6 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
         test[name] = both_protocols(swept, confidence=0.95)
         test[name]["fixed_bias"] = accuracy_at(swept, bias[name])
     allowed = answer_candidates(dataset, seen, rho, threshold)[DEFAULT_CANDIDATES]
-    exist = dataset.feasible
-    if exist is None:
-        exist = (dataset.candidates("val") | dataset.candidates("test")).reshape(seen.shape)
-    target = arrays["test"][1]
     metrics = dict(
         validation=validation, threshold=threshold, mask=mask_words, bias=bias,
         temperature=temperature, test=test,
@@ -312,8 +312,7 @@ def evaluate_run(model, arrays, dataset, rho, *, mask="paper"):
                                 temperature[DEFAULT_CANDIDATES]),
         candidates={phase: {name: int(allowed.sum()) for name, allowed in of_phase.items()}
                     for phase, of_phase in sets.items()},
-        unseen_compositions=len(np.unique(target[~seen.ravel()[target]])),
-        feasibility_auroc=auroc(rho, exist, ~seen),
+        feasibility_auroc=auroc(rho, dataset.existing, ~seen),
         threshold_curve={key: row.tolist() for key, row in curve.items()})
     return metrics, tested
 
@@ -377,8 +376,6 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         check_output_folder(out, seeds, options.resume)
         check_joined(out, seeds, record)
         shell.check_shared(out)
-        if shell.processes() > len(seeds):
-            shell.print_status("note: each seed is trained by one process, and others wait")
 
         def run(seed):
             return run_seed(make, inputs, resolved, options, dict(record, seed=seed),
@@ -421,7 +418,7 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
         model = make(inputs.state_vectors, inputs.object_vectors, arrays["train"][0].shape[1],
                      settings).to(inputs.device)
         model.prepare(dataset.seen, dataset.targets["train"])
-        check_model(model, arrays["train"][0], dataset.seen)
+        check_model(model, arrays["train"][0])
         model = train_model(model, arrays, dataset, record, options, out)
         rho = model.feasibility() if feasibility is None else feasibility
         metrics, tested = evaluate_run(model, arrays, dataset, rho, mask=options.mask)
@@ -440,19 +437,13 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
 
 
 @torch.no_grad()
-def check_model(model, features, seen):
-    """Raise ValueError unless scores, feasibility and candidate sets have the expected form.
-
-    model: prepared; features (N, F) on its device, two of which are scored; seen (S, O) bool.
-    """
+def check_model(model, features):
+    """Raise ValueError unless a prepared model scores images (N, F) with compositions (S, O)."""
+    expected = (2, *compcos.shape_of(model))
     scores = model.eval().score(features[:2], model.compositions())
-    if scores.shape[1:] != seen.shape:
-        raise ValueError(f"{type(model).__name__}.score must return (B, S, O) with (S, O) = "
-                         f"{seen.shape}, got {tuple(scores.shape)}: mend it")
-    for name, allowed in candidate_sets(seen, seen.ravel(), model.feasibility(), 0.0).items():
-        if not allowed[seen.ravel()].all():
-            raise ValueError(f"candidate set {name!r} must hold all seen compositions: mend "
-                             "candidate_sets in lab/results.py")
+    if scores.shape != expected:
+        raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, "
+                         f"got {tuple(scores.shape)}: mend it")
 
 
 def train_model(model, arrays, dataset, record, options, out):
@@ -475,7 +466,7 @@ def train_model(model, arrays, dataset, record, options, out):
 def save_epochs(epochs, state, record, out):
     """Run through the epochs of a training and save its states to last.pt; return the last one.
 
-    last.pt holds the last whole epoch also after an error or a signal, unless it cannot be written.
+    last.pt holds the last whole epoch also after an error or a signal.
 
     Args:
         epochs: iterator of states.
@@ -495,26 +486,20 @@ def save_epochs(epochs, state, record, out):
                     save_state(out, state, record)
                     saved = state
                     saved_at = time.monotonic()
-        save_state(out, state, record)
-    except BaseException as error:
+    except ValueError as error:  # of what last.pt holds, or of a training that diverged
+        raise ValueError(f"{out / 'last.pt'}: {error}") from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped: pass --out {out} --resume to continue from the last "
+                                "whole epoch") from None
+    finally:
         if state is not saved:
-            try:
-                save_state(out, state, record)
-            except Exception as unsaved:  # which must not hide the first error
-                shell.print_status(f"warning: epoch {state['epoch']} is not kept: {unsaved}")
-        elif state and isinstance(error, ValueError):  # of what the file holds
-            raise ValueError(f"{out / 'last.pt'}: {error}") from None
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"stopped: pass --out {out} --resume to continue from the last "
-                                    "whole epoch") from None
-        raise
+            save_state(out, state, record)
     return state
 
 
 def save_state(out, state, record):
     """Write last.pt, from which training continues, and log.csv, a row for each epoch."""
-    with writing(out / "last.pt", "wb") as file:
-        torch.save(dict(state, settings=record), file)
+    write_tensors(out / "last.pt", dict(state, settings=record))
     rows = state["history"]
     write_rows(out / "log.csv", rows[0].keys(), [row.values() for row in rows])
 
@@ -577,9 +562,8 @@ def train_final(run, device="auto", eager=False):
     model = answers.load_run(run)
     contents = model.checkpoint
     record = contents["run"]
-    options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[],
-                                 resume=True)
-    inputs = load_inputs(options, record["vectors"])
+    options = argparse.Namespace(**contents["options"], device=device, out=run, seed=[])
+    inputs = with_vectors(load_data(options, replace_cache=False), options, record["vectors"])
     if inputs.record["data_crc32"] != record["data_crc32"]:
         raise ValueError(f"the data of {run} have changed since it was trained: restore them, or "
                          "train anew before --final")
@@ -595,16 +579,31 @@ def train_final(run, device="auto", eager=False):
     contents |= mask_contents(dataset, seen, model.feasibility(), contents["threshold"])
     contents["expectation"] += (" This is a guide, measured with best.pt: the accuracy of final.pt "
                                 "is not measured.")
-    path = run / "final.pt"
-    compcos.save(model, path, **contents)
-    print(f"written to {path}. {contents['expectation']}")
+    with writing(run / "final.pt", "wb") as file:
+        compcos.save(model, file, **contents)
+    print(f"written to {run / 'final.pt'}. {contents['expectation']}")
 
 
 # ---- options ----
 
 
 def add_options(parser, settings_class):
-    """Add the options that all systems share, and one for each field of its settings."""
+    """Add the options that `run_seeds` takes, and one for each setting."""
+    add_shared_options(parser, settings_class)
+    add = parser.add_argument_group("evaluation and output").add_argument
+    add("--mask", default="justified", choices=["justified", "paper"],
+        help="choice of the threshold of the hard mask: the best one by validation AUC (paper), or "
+             "that only if it gains more than a mask is expected to lose and hides at most 5 %% of "
+             "the compositions that exist (justified, the default)")
+    add("--out", type=Path, metavar="DIR",
+        help="folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
+    add("--resume", action="store_true",
+        help="continue the run in --out; further seeds join it")
+    add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
+
+
+def add_shared_options(parser, settings_class, without=()):
+    """Add the options on data and training, and one for each setting but those named `without`."""
     add = parser.add_argument_group("data").add_argument
     add("--dataset", default="shapes", metavar="NAME|FOLDER",
         help="shapes (built in, the default), utzappos, mitstates, cgqa, or a folder of your own")
@@ -622,26 +621,23 @@ def add_options(parser, settings_class):
     add("--missing", default="error", choices=["error", "random", "mean"],
         help="vectors of words that have none: an error (default), random ones, or the mean of all")
     add("--skip-broken", action="store_true", help="leave out images that cannot be read")
-    add = parser.add_argument_group(
+    group = parser.add_argument_group(
         "training", "The recipe sets what is not given; 'paper' is the value for MIT-States, and "
-        "the paper's recipe changes some for other datasets.").add_argument
-    for field in fields(settings_class):
-        add(f"--{field.name.replace('_', '-')}",
-            **option_of(field, has_recipes=settings_class is compcos.Settings))
-    add("--seed", type=shell.number(int, least=0, below=1 << 40), nargs="+", default=[0],
-        metavar="K", help="seeds, one run each (default 0)")
+        "the paper's recipe changes some for other datasets.")
+    add_settings(group, settings_class, without)
+    add = group.add_argument
+    add("--seed", type=int, nargs="+", default=[0], metavar="K",
+        help="seeds, one run each (default %(default)s)")
     add("--device", default="auto", help="auto (default), cpu, cuda or mps")
     add("--eager", action="store_true", help="on CUDA, do not capture the training step as a graph")
-    add("--mask", default="justified", choices=["justified", "paper"],
-        help="choice of the threshold of the hard mask: the best one by validation AUC (paper), or "
-             "that only if it gains more than a mask is expected to lose and hides at most 5 %% of "
-             "the compositions that exist (justified, the default)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="DIR",
-        help="folder without a run (default: a new runs/DATASET-MODEL-WORLD)")
-    add("--resume", action="store_true",
-        help="continue the run in --out; further seeds join it")
-    add("--save-scores", action="store_true", help="write the test scores (N, C) for evaluate.py")
+
+
+def add_settings(parser, settings_class, without=()):
+    """Add an option for each setting but those named `without`."""
+    for field in fields(settings_class):
+        if field.name not in without:
+            parser.add_argument(f"--{field.name.replace('_', '-')}",
+                                **option_of(field, has_recipes=settings_class is compcos.Settings))
 
 
 def option_of(field, has_recipes=False):
@@ -668,7 +664,7 @@ def short(value):
 
 def settings_changes(options, settings_class):
     """Return the settings that options give, {name: value}."""
-    given = {field.name: getattr(options, field.name) for field in fields(settings_class)}
+    given = {field.name: getattr(options, field.name, None) for field in fields(settings_class)}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -180,11 +180,9 @@ def _look_up(names, path, missing):
         lacking = [word for word, vector in zip(words, word_rows) if vector is None]
         if lacking:
             incomplete[name] = f"{name} ({' '.join(lacking)})"
-            if missing == "error":
-                continue
         for place, word in enumerate(words):
             if word_rows[place] is None:
-                word_rows[place] = _substitute(word, known, missing)
+                word_rows[place] = _substitute(word, known, missing)  # unused with "error"
         row[:] = np.mean(word_rows, axis=0)
     return vectors, incomplete
 

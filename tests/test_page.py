@@ -17,7 +17,7 @@ from PIL import Image
 import compcos
 import data
 import evaluate
-from lab import baselines, teaser
+from lab import baselines
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("S", "U", "HM", "AUC")
@@ -126,14 +126,6 @@ def test_examples_print_what_their_comments_say(page, trained, monkeypatch, caps
     assert printed == pytest.approx(told, abs=0.03)
     if "mine" in baselines.MODELS:
         baselines.main(["--model", "mine", "--epochs", "1", "--device", "cpu"])
-
-
-def test_the_teaser_is_drawn(trained, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(trained)
-    Path("results").mkdir()
-    teaser.main([])
-    assert Path("results/teaser.png").exists()
 
 
 def test_the_page_on_files_names_all_of_a_run(trained):

@@ -257,7 +257,7 @@ def test_pictures_show_the_chosen_threshold_and_who_is_right(made, toy, monkeypa
 
 
 @pytest.mark.parametrize("options, said", [
-    (["--world", "closed"], "reproduce: error: --world is chosen for each run"),
+    (["--world", "closed"], "reproduce: error: unrecognized arguments: --world closed"),
     (["--compcos=--seed 3"], "reproduce --compcos: error: unrecognized arguments: --seed 3"),
     (["--tmn=--lr x"], "reproduce --tmn: error: argument --lr"),
     (["--strong=--lr -4", "--only", "recipes"], "error: lr must be above 0, got -4"),
