@@ -789,7 +789,6 @@ def _check_same(first, second, names):
 
 # The script.
 
-ARRAYS = ("scores", "target", "seen", "candidates", "pairs")  # names in a saved file
 CHECKSUM = "scores_crc32"  # in an .npz file, of the bytes of the scores.npy beside it
 
 
@@ -825,7 +824,7 @@ def load(path, topk=1):
     try:
         sweep = BiasSweep(**arrays, topk=topk)
         sweep.update(scores, target)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a TypeError names an array of another name
         raise ValueError(f"{path}: {error}") from None
     return sweep
 
@@ -842,15 +841,10 @@ def _read(path):
             # A comment can swallow the entry behind it, if its length is damaged.
             if contents.zip.testzip() or any(entry.comment for entry in contents.zip.infolist()):
                 raise ValueError
-            arrays = {name: contents[name] for name in contents}
+            return {name: contents[name] for name in contents}
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
         raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no "
                          "file of plain arrays by np.savez or np.save; write it anew") from None
-    unknown = arrays.keys() - {*ARRAYS, CHECKSUM}
-    if unknown:
-        raise ValueError(f"{path} holds an unknown array {min(unknown)}: remove it, or rename "
-                         f"it to one of {ARRAYS}")
-    return arrays
 
 
 def _print_table(results):

@@ -493,7 +493,7 @@ def test_script_finds_the_scores_beside_the_rest(saved, capsys):
     (["scores.npz", "--against", "pipe.npy"], "pipe.npy .* is no regular file"),
     (["pickled.npz"], "cannot read pickled.npz .*plain arrays"),
     (["target.npz"], "no array scores in .*target.npz"),
-    (["misspelt.npz"], "misspelt.npz holds an unknown array candidate"),
+    (["misspelt.npz"], "misspelt.npz: .* unexpected keyword argument 'candidate'"),
 ])
 def test_bad_files_end_in_one_line(saved, arguments, message, capsys, monkeypatch):
     folder, arrays = saved
