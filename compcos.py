@@ -38,7 +38,7 @@ from feasibility import MIXES, feasibility_scores
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
 TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
-EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores that evaluation holds at once
+EVALUATION_SCORES = {"cpu": 1 << 22, "cuda": 1 << 26}  # scores that evaluation holds at once
 STEPS_BEFORE_CAPTURE = 3  # eager steps that CUDA needs before a step can be captured
 FEW_COMPOSITIONS = 20     # with fewer unseen compositions, validation says little about them
 FORMAT = 1                # of the files that `save` writes
