@@ -1,7 +1,7 @@
 """CompCos: the model, its loss, training, evaluation and prediction, on arrays (paper, Sec. 3).
 
-Copy this file with evaluate.py and feasibility.py into any project; it needs torch and NumPy.
-`python compcos.py` trains and evaluates on a dataset, `python compcos.py --help` lists its options.
+Copy this file with evaluate.py and feasibility.py into any project; it needs torch and NumPy. In
+the clone, `python compcos.py` trains and evaluates on a dataset; `--help` lists its options.
 
     model = fit(x, y, state_vectors, object_vectors, validation=(xv, yv))
     print(evaluate_model(model, xt, yt)["auc"])
@@ -124,14 +124,15 @@ class Settings(TrainingSettings):
                            "temperature", above=0)
     margin: float = setting(0.4, 7.2 / 2.6, "margin of an unseen composition whose feasibility "
                             "is 1, after the warm-up; 0 trains without margins", least=0)
-    warmup: int = setting(15, help="epochs until the margins reach their full size; 0 "
-                          "begins with it", least=0)
+    warmup: int = setting(15, help="epochs until the margins reach their full size; the "
+                          "first epoch has none", least=0)
     mix: str = setting("mean", help="feasibility (Eq. 5): the mean or the max of the "
                        "similarities of state and object, or that of state or object alone",
                        choices=MIXES)
     train_candidates: str = setting("all", "auto", "compositions that compete in open-world "
-                                    "training: all, the seen ones, or auto (the seen ones where "
-                                    "they are most and validation shows few others)",
+                                    "training: all (after the first epoch), the seen ones, or auto "
+                                    "(the seen where they are half or more, and validation shows "
+                                    "few others)",
                                     choices=("all", "seen", "auto"))
     hidden: int = setting(768, help="width of the image embedder", least=1)
     dropout: float = setting(0.5, 0.85, "dropout of the image embedder", least=0, below=1)
@@ -231,7 +232,7 @@ def check_finite(name, rows):
     finite = rows.isfinite().flatten(1).all(1)
     if not finite.all():
         raise ValueError(f"{name} must be finite, got nan or infinity in row "
-                         f"{int(finite.int().argmin())}: leave it out")
+                         f"{int(finite.int().argmin())}: mend the row")
 
 
 def as_images(model, features):
@@ -346,8 +347,8 @@ def pick_device(name="auto"):
             torch.cuda.set_device(name)  # of streams and graphs, too
         torch.zeros(1, device=name)
     except Exception:  # torch raises many kinds, by device and build
-        raise ValueError(f"device must be auto, or one that this machine has, such as cpu, cuda "
-                         f"or mps, got {str(name)!r}") from None
+        raise ValueError(f"device must be one that this machine has, got {str(name)!r}: pass auto "
+                         "for the best one, or cpu") from None
     return torch.device(name)
 
 
@@ -867,13 +868,14 @@ def compcos_loss(cosines, target, *, scale, seen=None, margin=None, offsets=0.0)
     if seen is not None:
         seen = as_tensor(seen, cosines.device, "seen")
         check_shape("seen", seen, cosines.shape[1:])
-        if margin is None:
-            check_seen(seen, target)
-            margin = math.inf  # the softmax gives the unseen nothing
         # Logits are scale·cos + offsets where seen, scale·(cos - margin) elsewhere (Eq. 8).
-        lowered = scale * as_tensor(margin, cosines.device, "margin")
-        added = torch.where(seen, offsets, -lowered).to(cosines.dtype)
+        lowered = as_tensor(0.0 if margin is None else margin, cosines.device, "margin")
+        added = torch.where(seen, offsets, -scale * lowered).to(cosines.dtype)
     logits = (scale * cosines).add_(added).flatten(1)
+    if seen is not None and margin is None:
+        check_seen(seen, target)
+        logits = logits[:, seen.flatten()]
+        target = (seen.flatten().cumsum(0) - 1)[target]  # its column among the seen
     return image_losses(logits, target).mean()
 
 
@@ -930,11 +932,13 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
     device = pick_device(device)
     shape = (len(state_vectors), len(object_vectors))
     features = as_tensor(features, name="features")
+    check_shape("features", features, ("N", "F"))
     targets = as_targets(targets, *shape, len(features))
     seen = shown_by(targets, shape) if seen is None else as_mask("seen", seen, *shape)
     shown = None
     if validation is not None:
-        shown = shown_by(as_targets(validation[1], *shape), shape)
+        validation_features, validation_targets = validation
+        shown = shown_by(as_targets(validation_targets, *shape), shape)
     settings = resolve_candidates(settings, seen, shown)
 
     with reproducible(device, seed):
@@ -943,7 +947,7 @@ def fit(features, targets, state_vectors, object_vectors, *, validation=None, se
         validate = None
         if validation is not None:
             candidates = seen | shown if settings.world == "closed" else None
-            validate = validator(model, *validation, candidates)
+            validate = validator(model, validation_features, validation_targets, candidates)
         for state in train_epochs(model, features, targets, validate, seed=seed, eager=eager):
             if on_epoch is not None:
                 on_epoch(state["history"][-1])
@@ -1278,7 +1282,7 @@ def sweep(model, features, targets, seen, candidates, topk=1):
         features: tensor (N, F) on that device.
         targets: int64 indices (N,).
         seen: array (S, O) bool.
-        candidates: {name: array (S, O) or (C,) bool}.
+        candidates: {name: array (S, O) or (C,) bool, or None for all}.
         topk: k.
 
     Returns:
@@ -1287,9 +1291,10 @@ def sweep(model, features, targets, seen, candidates, topk=1):
     """
     topk = min(topk, seen.size)
     is_seen = torch.as_tensor(seen.ravel(), device=features.device)
+    masks = {name: candidates_of(model, mask).ravel() for name, mask in candidates.items()}
     hiding = {}  # name -> (C,) each, which leave only the seen or only the unseen candidates
-    for name, mask in candidates.items():
-        allowed = torch.as_tensor(mask.ravel(), device=features.device)
+    for name, mask in masks.items():
+        allowed = torch.as_tensor(mask, device=features.device)
         hiding[name] = [torch.where(allowed & group, 0.0, -torch.inf)
                         for group in (is_seen, ~is_seen)]
     blocks = {name: [] for name in candidates}
@@ -1298,10 +1303,9 @@ def sweep(model, features, targets, seen, candidates, topk=1):
             blocks[name].append([*best_of(scores + hide_unseen, topk),
                                  *best_of(scores + hide_seen, topk)])
     result = {}
-    for name, mask in candidates.items():
+    for name, mask in masks.items():
         best = [torch.cat(parts).cpu().numpy() for parts in zip(*blocks[name])]
-        swept = BiasSweep(seen.ravel(), candidates=mask.ravel(), pairs=index_pairs(seen.shape),
-                          topk=topk)
+        swept = BiasSweep(seen.ravel(), candidates=mask, pairs=index_pairs(seen.shape), topk=topk)
         swept.update_topk(*best, targets)
         result[name] = (swept, best)
     return result
@@ -1349,8 +1353,7 @@ def evaluate_model(model, features, targets, *, seen=None, candidates=None, prot
     topk = check_value("topk", topk, int, least=1)
     seen = seen_of(model, seen)
     features, targets = as_examples(model, features, targets)
-    mask = candidates_of(model, candidates)
-    swept, _ = sweep(model, features, targets, seen, dict(given=mask), topk)["given"]
+    swept, _ = sweep(model, features, targets, seen, dict(given=candidates), topk)["given"]
     return swept.report(protocol, confidence, unit)
 
 

@@ -134,7 +134,7 @@ def load(name, root="data"):
         raise ValueError(
             f"{folder}: expected {SPLIT}/ with train_pairs.txt, val_pairs.txt, test_pairs.txt, or "
             "an images.csv (image,state,object,split), or photos in train/, val/ and test/, found "
-            f"neither; {MAKE_SPLIT} writes an images.csv for your own photos")
+            f"none; {MAKE_SPLIT} writes an images.csv for your own photos")
     lists, rows = readers[0](folder)
 
     # The primitives are the words of the lists; a composition's index follows from their order.
@@ -526,7 +526,7 @@ def print_counts(dataset):
     """Print a table of the numbers of compositions and images, seen and unseen."""
     seen = dataset.seen  # (S, O)
     print(f"{dataset.name}: {len(dataset.states)} states, {len(dataset.objects)} objects, "
-          f"{seen.size:,} compositions")
+          f"{seen.size:,} possible compositions")
     print("      seen  unseen  images of seen  of unseen")
     for phase in PHASES:
         pairs = seen[tuple(dataset.pairs[phase].T)]  # (P,) bool

@@ -805,7 +805,8 @@ def load(path, topk=1):
         A BiasSweep.
 
     Raises:
-        ValueError: A file or an array is missing, damaged or wrong.
+        FileNotFoundError: There is no such file.
+        ValueError: An array is missing, or a file or an array is damaged or wrong.
     """
     path = Path(path)
     arrays = _read(path)
@@ -831,8 +832,6 @@ def load(path, topk=1):
 
 def _read(path):
     """Return the arrays of one file by name, or raise ValueError if it is wrong or damaged."""
-    if not path.is_file():  # opening a named pipe would wait for its writer
-        raise ValueError(f"{path} does not exist or is no regular file: pass an .npz file")
     try:
         contents = np.load(path, mmap_mode="r")
         if isinstance(contents, np.ndarray):
@@ -842,6 +841,8 @@ def _read(path):
             if contents.zip.testzip() or any(entry.comment for entry in contents.zip.infolist()):
                 raise ValueError
             return {name: contents[name] for name in contents}
+    except FileNotFoundError:
+        raise
     except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib and NumPy
         raise ValueError(f"cannot read {path} ({type(error).__name__}): it is damaged, or no "
                          "file of plain arrays by np.savez or np.save; write it anew") from None

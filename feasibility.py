@@ -392,7 +392,6 @@ def read_pairs(path):
         ValueError: a line that is not a pair or not UTF-8, or no pair at all.
         OSError: no such file, or it cannot be read.
     """
-    _check_file(path)
     text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     pairs = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -408,13 +407,6 @@ def read_pairs(path):
     if not pairs:
         raise ValueError(f"{path} contains no pairs: write `state object` on each line")
     return pairs
-
-
-def _check_file(path):
-    """Refuse anything but a plain file before it is opened: opening a pipe could wait for ever."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist or is not a plain file: check the path, "
-                                "and save what comes from a pipe to a file")
 
 
 def write_csv(file, feasibility, seen, states, objects):
@@ -586,7 +578,6 @@ def _read_vectors(path, names, missing):
                              "reads only an .npz of `names` (N,) and `vectors` (N, D)")
         from lab.words import word_vectors
         return word_vectors(names, path, missing=missing)
-    _check_file(path)
     try:
         with np.load(path) as file:
             known = file["names"]

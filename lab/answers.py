@@ -80,11 +80,15 @@ def load_run(path, device="cpu"):
 
     Raises:
         OSError: no such file.
-        ValueError: a file that lacks what prediction needs, such as the names.
+        ValueError: a folder without best.pt, or a file that lacks what prediction needs, such as
+            the names.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "best.pt"
+        if not path.exists():
+            raise ValueError(f"{path.parent} must be the folder of a finished run, with best.pt; "
+                             "with several seeds pass one of its seedK")
     model = load(path, device)
     if "run" not in model.checkpoint:  # a file of `compcos.save` alone
         raise ValueError(f"{path} must be the best.pt or final.pt of a run of `python compcos.py`, "
@@ -146,7 +150,8 @@ def predict_images(model, images, features=None, *, top=5, candidates="open_mask
 def add_options(parser):
     """Add the options of prediction to a parser."""
     add = parser.add_argument_group("prediction").add_argument
-    add("--checkpoint", metavar="FILE", help="a run's best.pt or final.pt, or the run's folder")
+    add("--checkpoint", metavar="FILE",
+        help="a run's best.pt or final.pt; a folder means its best.pt")
     add("--predict", nargs="+", metavar="IMAGE",
         help="image files, patterns or folders; or pass --features FILE for their features")
     add("--csv", type=Path, metavar="FILE", help="write the answers into this table")

@@ -22,7 +22,8 @@ import data
 from compcos import pick_device
 from lab import drawings, shell
 from lab.files import check_writable, load_tensors, reading, writing
-from lab.photos import DECODERS, find_images, missing_photos, open_photo, rgb, with_reasons
+from lab.photos import (DECODERS, check_names, find_images, missing_photos, open_photo, rgb,
+                        with_reasons)
 
 WEIGHTS_URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 DIGITS = 8  # the number of digits of a weight file's SHA-256 that name the weights
@@ -360,6 +361,7 @@ def images_and_features(settings, arguments, file=None, **how):
     """
     if file:
         stored = data.read_features(file)
+        check_names(stored["files"])
         return stored["files"], stored["features"]
     images = find_images(arguments)
     features = features_like(settings, images, **how)

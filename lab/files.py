@@ -37,8 +37,6 @@ def reading(path, remedy):
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # reading a pipe could wait for ever
-            raise ValueError(f"{path} is no plain file")
         yield path
     except Exception as error:  # zip, pickle, CSV and JSON raise many kinds
         # An OSError without a file's name comes from reading beyond the file's end.

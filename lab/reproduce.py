@@ -156,24 +156,21 @@ def plan(options, changes):
     return jobs
 
 
-def train(job):
-    """Train and evaluate a job; the compared systems are masked by the feasibility of `full`."""
-    feasibility = None
-    if job.system in baselines.MODELS:
-        out = job.options.out
-        model = compcos.load(out.parents[1] / "full" / out.name / "best.pt")
-        feasibility = model.checkpoint["feasibility"].numpy()
-    run_seeds(job.system, baselines.MODELS.get(job.system, compcos.build), job.inputs, job.settings,
-              job.options, feasibility)
-
-
 def attempt(job):
-    """Train a job and return the outcome in words; add what it prints to its output.txt."""
+    """Train a job and return the outcome in words; add what it prints to its output.txt.
+
+    The compared systems are masked by the feasibility of `full`.
+    """
     out = job.options.out
     write_json(out / "run.json", job.rests_on)
+    make = baselines.MODELS.get(job.system, compcos.build)
+    feasibility = None
     with open(out / "output.txt", "a", encoding="utf-8") as file, redirect_stdout(file):
         try:
-            train(job)
+            if job.system in baselines.MODELS:
+                full = compcos.load(out.parents[1] / "full" / out.name / "best.pt")
+                feasibility = full.checkpoint["feasibility"].numpy()
+            run_seeds(job.system, make, job.inputs, job.settings, job.options, feasibility)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped: run the same command again to continue") from None
         except Exception as error:
@@ -446,7 +443,8 @@ SECTIONS = {
         "Other masks",
         "*median*: the less feasible half of the unseen compositions is hidden. *inverse median*: "
         "the other half is hidden, which should be much worse. *best*: the hard mask with the "
-        "threshold τ that validation chose."),
+        "threshold τ that validation chose. Where no unseen answer is right (U is 0), the "
+        "published protocol tries no bias, and its S says nothing."),
     "threshold": Section(
         "The threshold of the hard mask",
         "CompCos on validation (open world, exact protocol), as its mask hides more compositions. "
@@ -488,7 +486,7 @@ def picture_lines(draw, results, path):
     try:
         draw(results).savefig(path)
     except Exception as error:  # matplotlib or a photo may be missing
-        return [f"No picture: {error}. Mend this and run the command again.", ""]
+        return [f"No picture could be drawn: {error}.", ""]
     return [f"![{path.stem}]({path.name})", ""]
 
 

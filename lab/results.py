@@ -201,7 +201,8 @@ def aggregate_seeds(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            if not key.endswith(("settings", "versions", "threshold_curve", "_low", "_high")):
+            is_left = key.endswith(("settings", "versions", "threshold_curve", "_low", "_high"))
+            if not is_left and all(key in result for result in results):
                 combined[key] = aggregate_seeds([result[key] for result in results], function)
         return combined
     if isinstance(first, str):

@@ -364,7 +364,8 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
     shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
     resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
     if resolved != settings:
-        print(f"note: train_candidates is auto, which on these data is {resolved.train_candidates}")
+        print("note: compositions that compete in training, by train_candidates auto: "
+              f"{resolved.train_candidates}")
     record = dict(model=system, mask=options.mask, **inputs.record, **asdict(resolved), **more)
     seeds = list(dict.fromkeys(options.seed))
     is_first = shell.rank() == 0
@@ -439,8 +440,9 @@ def run_seed(make, inputs, settings, options, record, out, feasibility=None):
 @torch.no_grad()
 def check_model(model, features):
     """Raise ValueError unless a prepared model scores images (N, F) with compositions (S, O)."""
-    expected = (2, *compcos.shape_of(model))
-    scores = model.eval().score(features[:2], model.compositions())
+    features = features[:2]
+    expected = (len(features), *compcos.shape_of(model))
+    scores = model.eval().score(features, model.compositions())
     if scores.shape != expected:
         raise ValueError(f"{type(model).__name__}.score must return (B, S, O), here {expected}, "
                          f"got {tuple(scores.shape)}: mend it")
@@ -486,8 +488,10 @@ def save_epochs(epochs, state, record, out):
                     save_state(out, state, record)
                     saved = state
                     saved_at = time.monotonic()
+        save_state(out, state, record)
+        saved = state
     except ValueError as error:  # of what last.pt holds, or of a training that diverged
-        raise ValueError(f"{out / 'last.pt'}: {error}") from None
+        raise ValueError(f"{out}: {error}") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped: pass --out {out} --resume to continue from the last "
                                 "whole epoch") from None
@@ -556,9 +560,6 @@ def train_final(run, device="auto", eager=False):
         ValueError: the run is not finished, or its data have changed.
     """
     run = Path(run)
-    if not (run / "best.pt").exists():
-        raise ValueError(f"{run} must be the folder of a finished run, with best.pt; with several "
-                         "seeds pass one of its seedK")
     model = answers.load_run(run)
     contents = model.checkpoint
     record = contents["run"]
@@ -633,28 +634,23 @@ def add_shared_options(parser, settings_class, without=()):
 
 
 def add_settings(parser, settings_class, without=()):
-    """Add an option for each setting but those named `without`."""
+    """Add an option for each setting but those named `without`; None means that it is not given."""
     for field in fields(settings_class):
-        if field.name not in without:
-            parser.add_argument(f"--{field.name.replace('_', '-')}",
-                                **option_of(field, has_recipes=settings_class is compcos.Settings))
-
-
-def option_of(field, has_recipes=False):
-    """Return the arguments of add_argument for a setting; the default None means not given."""
-    rule = field.metadata
-    default = f"default {short(field.default)}"
-    if has_recipes and rule["strong"] != field.default:
-        default = f"paper {short(field.default)}, strong {short(rule['strong'])}"
-    option = dict(help=f"{rule['help']} ({default})".replace("%", "%%"))
-    if field.type is bool:
-        option["action"] = argparse.BooleanOptionalAction
-    elif rule["choices"]:
-        option["choices"] = rule["choices"]
-    else:
-        option["type"] = field.type
-        option["metavar"] = "X"
-    return option
+        if field.name in without:
+            continue
+        rule = field.metadata
+        default = f"default {short(field.default)}"
+        if settings_class is compcos.Settings and rule["strong"] != field.default:
+            default = f"paper {short(field.default)}, strong {short(rule['strong'])}"
+        option = dict(help=f"{rule['help']} ({default})".replace("%", "%%"))
+        if field.type is bool:
+            option["action"] = argparse.BooleanOptionalAction
+        elif rule["choices"]:
+            option["choices"] = rule["choices"]
+        else:
+            option["type"] = field.type
+            option["metavar"] = "X"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **option)
 
 
 def short(value):
@@ -686,8 +682,8 @@ def main(argv=None):
                         help="values of the training options: the paper's (default for shapes, "
                              "utzappos, mitstates, cgqa) or stronger ones (default for a folder)")
     parser.add_argument("--final", metavar="RUN",
-                        help="train the model of a finished run anew on its train, validation and "
-                             "test photos together, and write RUN/final.pt")
+                        help="train the model of a finished run anew, by its own settings, on its "
+                             "train, validation and test photos together, and write RUN/final.pt")
     add_options(parser, compcos.Settings)
     answers.add_options(parser)
     options = parser.parse_args(argv)

@@ -318,10 +318,7 @@ def interrupting_signals():
             raise KeyboardInterrupt
 
     before = {}
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    if threading.current_thread() is not threading.main_thread():
-        names = ()  # which only the main thread may handle
-    for name in names:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, stop)

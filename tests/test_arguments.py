@@ -116,7 +116,7 @@ def wrong(call, **changes):
     ("fit", dict(seen=np.arange(20) == 0), "targets must be seen compositions, got the unseen "
                                            "index 2"),
     ("fit", dict(validation=(np.ones((3, 9)), [1] * 3)), r"features .*\(N, 8\), got \(3, 9\)"),
-    ("fit", dict(device="cuda:9"), "device must be auto, or one .*got 'cuda:9'"),
+    ("fit", dict(device="cuda:9"), "device must be one that this machine has, got 'cuda:9'"),
     ("fit", dict(seed=-1), "seed must be at least 0 and below"),
     ("loss", dict(features=torch.ones(9, 3)), r"features must have the shape \(N, 8\), got"),
     ("loss", dict(target=[1] * 9), "targets must be seen compositions, got the unseen index 1"),

@@ -225,7 +225,7 @@ def test_names_and_folders(tmp_path, monkeypatch, capsys):
         os.makedirs(folder)
         assert data.locate(given, "root") == Path(folder)
     for name, said in (("zappo", "no folder zappo, root/zappo; expected"),
-                       ("shapes", "found neither; `python data.py FOLDER --make-split`")):
+                       ("shapes", "found none; `python data.py FOLDER --make-split`")):
         status, output = check(capsys, name, "--data-root", "root")
         assert status == 2 and said in output and output.count("\n") == 1
 
@@ -239,7 +239,7 @@ def test_the_check_counts_and_names_every_photo_that_is_missing_or_broken(tmp_pa
         (folder / "images" / name).write_bytes(b"")
     status, output = check(capsys, "cgqa", "--data-root", tmp_path)
     assert status == 0 and output.splitlines() == [
-        "cgqa: 3 states, 3 objects, 9 compositions",
+        "cgqa: 3 states, 3 objects, 9 possible compositions",
         "      seen  unseen  images of seen  of unseen",
         "train    4       0               4          0",
         "val      1       1               1          1",

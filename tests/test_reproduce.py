@@ -77,7 +77,7 @@ def test_interrupted_continued_complete_and_reused(toy, tmp_path, epochs, monkey
     assert "Made up; replace images.csv." in text and "implausible answers of" in text
     assert (out / "table1.png").exists() and (out / "threshold.png").exists()
     assert "![table1](table1.png)" in text and "![threshold](threshold.png)" in text
-    assert "No picture: [Errno 2] No such file" in text  # these data have no photos
+    assert "No picture could be drawn: [Errno 2] No such file" in text  # these data have no photos
     check_complete(report, text)
     check_numbers(out, report)
     epochs.clear()
@@ -163,7 +163,7 @@ def test_own_model_and_metric_get_rows_and_columns(toy, tmp_path, monkeypatch):
     cell = report["table1"]["closed"]["mine"]["exact"]["HM seen"]
     assert cell["mean"] == metrics["test"]["closed"]["exact"]["hm_seen"]
     assert "mine, mask" in report["masking"]["masking"] and "AoP" not in text
-    assert "No picture: import of matplotlib.figure halted" in text
+    assert "No picture could be drawn: import of matplotlib.figure halted" in text
     assert "| HM seen |" in text
 
 

@@ -1,6 +1,7 @@
 """From options to numbers: recipes, decisions on validation, probabilities, going on, and what ends
 a training."""
 
+import shutil
 import signal
 
 import numpy as np
@@ -237,22 +238,24 @@ def test_a_last_of_crafted_values(toy, tmp_path, capsys, change):
     if isinstance(change, dict):
         change = torch.load(out / "last.pt", weights_only=True) | change
     torch.save(change, out / "last.pt")
-    assert str(out / "last.pt") in refused_run(capsys, toy, out, "--resume")
+    assert str(out) in refused_run(capsys, toy, out, "--resume")
 
 
 def test_an_error_in_training_keeps_the_last_epoch(tmp_path):
     """A bug in validation, a loss that is not finite, or Ctrl-C."""
+    out = tmp_path / "kept"
+
     def epochs(error):
         yield dict(epoch=1, history=[dict(loss=1.0, validation=0.1)])
         raise error
 
     for error, message in ((ZeroDivisionError("a bug"), "^a bug$"),
-                           (ValueError("diverged"), "last.pt: diverged"),
+                           (ValueError("diverged"), "kept: diverged"),
                            (KeyboardInterrupt(), "stopped: pass --out .* --resume")):
         with pytest.raises(type(error), match=message):
-            runs.save_epochs(epochs(error), None, dict(epochs=2), tmp_path)
-        assert torch.load(tmp_path / "last.pt")["epoch"] == 1
-        (tmp_path / "last.pt").unlink()
+            runs.save_epochs(epochs(error), None, dict(epochs=2), out)
+        assert torch.load(out / "last.pt")["epoch"] == 1
+        shutil.rmtree(out)
 
 
 # ---- a final model ----
