@@ -346,6 +346,7 @@ def table_lines(table, cells, protocol):
 EFFECTS = {  # what changes CompCos -> the rows with it and without it
     "with its hard mask": ("CompCos, mask", "CompCos"),
     "with its margins": ("CompCos", "CompCos, α = 0"),
+    "with 4 members": ("CompCos, 4 members", "CompCos"),
     "with the strong recipe and 4 members": ("strong, 4 members", "CompCos"),
 }
 
@@ -493,6 +494,9 @@ def picture_lines(draw, results, path):
 # ---- the report ----
 
 ABOUT = """\
+* *Rows*. CompCos closed and CompCos: trained for the closed and for the open world by the paper's
+  recipe. strong: trained by the stronger recipe. 4 members: four models, trained apart, whose
+  scores are averaged. mask: with the hard mask, see below.
 * *Curves*: accuracy on seen against unseen compositions as the bias on the unseen grows (test, open
   world, no mask, first seed).
 * *Columns*, in percent. S, U, HM: best accuracy on seen and on unseen compositions, and best

@@ -1,6 +1,7 @@
 """Prediction for photos, what is unlike the training photos, and published checkpoints."""
 
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,13 @@ def test_unlike_photos_are_marked(finished, tmp_path, capsys):
     near, _, far, _ = capsys.readouterr().out.splitlines()[-4:]
     assert near == "near.png"
     assert far.startswith("far.png") and "unlike the training photos" in far
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_of_features_that_no_table_can_hold(finished, tmp_path, capsys):
+    np.savez(tmp_path / "two.npz", files=["caf\udce9.png"], features=np.zeros((1, 8)))
+    error = refusal(capsys, "--checkpoint", finished, "--features", tmp_path / "two.npz")
+    assert "is not UTF-8: rename the file" in error
 
 
 # ---- published checkpoints ----

@@ -100,6 +100,19 @@ def test_saved_scores_are_read_by_evaluate(finished):
 # ---- candidate sets ----
 
 
+def test_a_candidate_set_may_hold_no_seen_composition(toy, tmp_path, monkeypatch):
+    unseen = lambda seen, *others: dict(unseen=~seen.ravel(), open_masked=seen.ravel() | True)
+    monkeypatch.setattr(runs, "candidate_sets", unseen)
+    out = run(toy, tmp_path / "run")
+    seen = data.load(str(toy)).seen
+    report = metrics_of(out)["test"]["unseen"]["exact"]
+    assert report["best_seen"] == 0 < report["best_unseen"]
+    compositions = data.load(str(toy)).compositions
+    for row in read_rows(out / "predictions.csv"):
+        answer = compositions.index(f"{row['unseen_state']} {row['unseen_object']}")
+        assert not seen.flat[answer]
+
+
 def test_the_mask_of_predictions_hides_nothing_that_is_listed(finished):
     dataset = data.load(str(finished.parent / "toy"))
     rho = np.full((5, 6), -0.5)

@@ -3,6 +3,7 @@ a training."""
 
 import shutil
 import signal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -256,6 +257,15 @@ def test_an_error_in_training_keeps_the_last_epoch(tmp_path):
             runs.save_epochs(epochs(error), None, dict(epochs=2), out)
         assert torch.load(out / "last.pt")["epoch"] == 1
         shutil.rmtree(out)
+
+
+def test_a_signal_while_the_last_epoch_is_saved_costs_nothing(tmp_path, monkeypatch):
+    saves = Mock(side_effect=[KeyboardInterrupt, None])
+    monkeypatch.setattr(runs, "save_state", saves)
+    states = [dict(epoch=1, history=[dict(loss=1.0, validation=0.1)])]
+    with pytest.raises(KeyboardInterrupt, match="--resume"):
+        runs.save_epochs(states, None, dict(epochs=1), tmp_path)
+    assert saves.call_count == 2
 
 
 # ---- a final model ----
