@@ -1,7 +1,6 @@
 """Whole files or none, safe loading, tables and JSON, and the lock of a folder."""
 
 import csv
-import io
 import json
 import os
 import zipfile
@@ -71,14 +70,6 @@ def writing(path, mode="w", shared=False):
         raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def write_tensors(path, value):
-    """Write nested plain values and tensors by torch.save, whole or not at all."""
-    buffer = io.BytesIO()  # torch.save itself turns errors of a file into others
-    torch.save(value, buffer)
-    with writing(path, "wb") as file:
-        file.write(buffer.getbuffer())
 
 
 def write_rows(path, header, rows):

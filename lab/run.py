@@ -6,6 +6,7 @@ Shapes: N images, F features, S states, O objects, C = S*O compositions, (s, o) 
 """
 
 import argparse
+import io
 import math
 import os
 import shlex
@@ -26,7 +27,7 @@ from feasibility import auroc, conformal_threshold, write_csv
 from lab import answers, drawings, shell, words
 from lab import features as image_features
 from lab.files import (check_writable, load_tensors, lock, reading, write_json, write_rows,
-                       write_tensors, writing)
+                       writing)
 from lab.results import (DEFAULT_CANDIDATES, LEGEND, RUNS, aggregate_seeds, candidate_sets,
                          check_joined, check_output_folder, check_record, deviation, expectation,
                          finished_seeds, folder_of, new_folder, table, table_notes, versions,
@@ -503,7 +504,10 @@ def save_epochs(epochs, state, record, out):
 
 def save_state(out, state, record):
     """Write last.pt, from which training continues, and log.csv, a row for each epoch."""
-    write_tensors(out / "last.pt", dict(state, settings=record))
+    buffer = io.BytesIO()  # torch.save itself turns errors of a file into others
+    torch.save(dict(state, settings=record), buffer)
+    with writing(out / "last.pt", "wb") as file:
+        file.write(buffer.getbuffer())
     rows = state["history"]
     write_rows(out / "log.csv", rows[0].keys(), [row.values() for row in rows])
 

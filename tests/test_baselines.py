@@ -195,6 +195,14 @@ def test_two_threads_do_not_race():
     assert torch.equal(*weights)
 
 
+@pytest.mark.parametrize("name", ["leplus", "aop", "tmn", "symnet"])
+def test_a_loss_before_prepare_is_told(name):
+    settings = baselines.settings_of(name, "toy")
+    model = baselines.MODELS[name](torch.randn(6, 4), torch.randn(3, 4), 5, settings)
+    with pytest.raises(ValueError, match=r"must be prepared .* model.prepare\(seen\) first"):
+        model.loss(torch.randn(7, 5), torch.arange(7))
+
+
 # ---- settings ----
 
 

@@ -268,6 +268,20 @@ def test_a_signal_while_the_last_epoch_is_saved_costs_nothing(tmp_path, monkeypa
     assert saves.call_count == 2
 
 
+def test_a_disk_that_fills_up_is_named_and_costs_no_file(tmp_path):
+    """As a limit to the size of files, of which torch.save itself would say less."""
+    resource = pytest.importorskip("resource")
+    (tmp_path / "last.pt").write_text("old")
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10000, most))
+    try:
+        with pytest.raises(OSError, match="27.* cannot write .*last.pt: File too large"):
+            runs.save_state(tmp_path, dict(model=torch.zeros(100000)), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    assert (tmp_path / "last.pt").read_text() == "old" and len([*tmp_path.iterdir()]) == 1
+
+
 # ---- a final model ----
 
 
