@@ -33,8 +33,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as nnf
 
-from evaluate import BiasSweep
-from feasibility import MIXES, feasibility_scores
+try:
+    from evaluate import BiasSweep
+    from feasibility import MIXES, feasibility_scores
+except ImportError as error:  # it names the file of a foreign module of this name
+    raise ImportError(f"{error}: put the folder of compcos.py first in sys.path, and restart "
+                      "Python") from None
 
 # Scores that training holds at once. A CPU keeps them in its cache, a GPU prefers large kernels.
 TRAINING_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -287,8 +291,8 @@ def as_mask(name, mask, states, objects):
     mask = as_tensor(mask, "cpu", name)
     check_shape(name, mask, (states, objects), (states * objects,))
     if mask.dtype != torch.bool or not mask.any():
-        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} with "
-                         f"{mask.count_nonzero()} entries other than 0")
+        raise ValueError(f"{name} must be bool and hold at least one True, got {mask.dtype} of sum "
+                         f"{mask.sum():g}")
     return mask.reshape(states, objects).numpy().copy()
 
 
@@ -306,7 +310,7 @@ def as_word_vectors(state_vectors, object_vectors):
 def shown_by(targets, shape):
     """Return the compositions that targets (N,) show, an array of a shape (S, O), bool."""
     shown = np.zeros(shape, bool)
-    shown.flat[targets.numpy()] = True
+    shown.flat[np.asarray(targets)] = True
     return shown
 
 
@@ -1467,8 +1471,9 @@ def load(path, device="cpu"):
         model.history = contents["history"]
         model.checkpoint = contents["extra"]
     except Exception as error:  # torch and pickle raise all sorts for what they cannot read
+        problem = error if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f"{path} must be a file of this version's save(), such as a best.pt "
-                         f"({repr(error)[:100]}): train anew, or restore the file") from None
+                         f"({problem}): train anew, or restore the file") from None
     return model.to(pick_device(device)).eval()
 
 

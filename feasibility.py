@@ -530,7 +530,6 @@ def main(argv=None):
 
 def _run(options):
     """Print, and write, what the options ask for."""
-    _number(options.top, "--top", 1, np.inf, "whole numbers")
     pairs = read_pairs(options.pairs)
     occurring = []
     for path in options.occur:

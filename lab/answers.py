@@ -57,7 +57,7 @@ def typicality(features, profile):
     """
     known = profile["distances"]
     nearer = torch.searchsorted(known, distances(features, profile))  # n - n'
-    return ((1 + len(known) - nearer) / (len(known) + 1)).numpy()
+    return (1 + len(known) - nearer.numpy()) / (len(known) + 1)
 
 
 def is_shifted(features, profile, typical):
@@ -89,6 +89,7 @@ def load_run(path, device="cpu"):
         if not path.exists():
             raise ValueError(f"{path.parent} must be the folder of a finished run, with best.pt; "
                              "with several seeds pass one of its seedK")
+    load_tensors(path, "the best.pt or final.pt of a run")  # says what a foreign file is
     model = load(path, device)
     if "run" not in model.checkpoint:  # a file of `compcos.save` alone
         raise ValueError(f"{path} must be the best.pt or final.pt of a run of `python compcos.py`, "

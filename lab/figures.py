@@ -1,6 +1,6 @@
 """The pictures of a report: functions of lab.reproduce.Results. Only they need matplotlib."""
 
-from itertools import cycle
+from itertools import cycle, product
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from lab.files import read_rows
 from lab.photos import open_photo
 
 
-def answers_of(metrics):
-    """Return the truth (N,) and the answers (N,) without mask and with it, as "state object"."""
+def answers_of(dataset, metrics):
+    """Return the truth (N,) and the answers (N,) without mask and with it, as s * O + o."""
+    index = {pair: i for i, pair in enumerate(product(dataset.states, dataset.objects))}
     rows = read_rows(metrics["folder"] / "predictions.csv")
-    columns = ("{state} {object}", "{open_state} {open_object}",
-               "{open_masked_state} {open_masked_object}")
-    return [np.array([text.format(**row) for row in rows]) for text in columns]
+    return [np.array([index[row[f"{name}state"], row[f"{name}object"]] for row in rows])
+            for name in ("", "open_", "open_masked_")]
 
 
 def draw_lines(x_label, y_label, lines):
@@ -58,8 +58,9 @@ def draw_photos(results):
     from matplotlib.figure import Figure
 
     dataset = results.inputs.dataset
-    truth, closed, _ = answers_of(results.runs["closed"][0])
-    _, _, full = answers_of(results.runs["full"][0])
+    truth, closed, _ = answers_of(dataset, results.runs["closed"][0])
+    _, _, full = answers_of(dataset, results.runs["full"][0])
+    names = dataset.compositions
     misled = np.random.default_rng(0).permutation(np.flatnonzero(closed != truth))
     is_right = full[misled] == truth[misled]
     figure = Figure(figsize=(18, 14), layout="constrained")
@@ -68,6 +69,6 @@ def draw_photos(results):
             ax = part.add_subplot(2, 5, place)
             ax.axis("off")
             ax.imshow(open_photo(dataset.path(dataset.images["test"][image]), dataset.upright))
-            ax.set_title(f"closed: {closed[image]}\nfull: {full[image]}\ntruth: {truth[image]}",
-                         size=8, loc="left")
+            ax.set_title(f"closed: {names[closed[image]]}\nfull: {names[full[image]]}\n"
+                         f"truth: {names[truth[image]]}", size=8, loc="left")
     return figure

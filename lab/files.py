@@ -13,10 +13,13 @@ import torch
 from compcos import check_archive
 from lab import shell
 
+TORCH_BEFORE_1_6 = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickled number
 # The first bytes of files that people give by mistake, and the words for such a file.
 FIRST_BYTES = {
     b"\x93NUMPY": "a single array (.npy)",
+    TORCH_BEFORE_1_6: "a file of torch.save before torch 1.6",
     b"\x80": "a pickle",
+    b"PK": "a zip archive that is cut or damaged",
     b"\x89HDF": "an HDF5 file",
     b"MATLAB": "a MATLAB file",
     b"\x1f\x8b": "a gzip archive that is still packed",
@@ -131,7 +134,7 @@ def load_tensors(path, expected="plain data that torch.save wrote"):
             allowed.append((make, f"{module}.multiarray.{make.__name__}"))
     with reading(path, f"expected {expected}"), torch.serialization.safe_globals(allowed):
         kind = describe_file(path)
-        is_saved = kind == FIRST_BYTES[b"\x80"]  # before torch 1.6 torch.save wrote a bare pickle
+        is_saved = kind == FIRST_BYTES[TORCH_BEFORE_1_6]
         if not is_saved and not any(name.endswith("/data.pkl") for name in names):
             raise ValueError(f"{path} is {kind}")
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -143,13 +146,14 @@ def describe_file(path):
         with zipfile.ZipFile(path) as archive:
             return f"a zip archive of {shell.shorten(archive.namelist(), 3)}"
     with open(path, "rb") as file:
-        start = file.read(64).lstrip()
+        start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")  # also a mark of UTF-8
     for first, words in FIRST_BYTES.items():
         if start.startswith(first):
             return words
     if not start:
         return "empty"
-    return "text" if start.isascii() else "data of an unknown kind"
+    is_text = start.isascii() and b"\0" not in start
+    return "text" if is_text else "data of an unknown kind"
 
 
 def write_json(path, value):

@@ -400,16 +400,16 @@ def feasibility_text(results):
 def qualitative_text(results):
     """Return the shares of test images that distractors mislead."""
     dataset = results.inputs.dataset
-    others = np.array(dataset.compositions)[~dataset.existing.ravel()]
+    implausible = ~dataset.existing.ravel()
     shares = []
     for closed_run, full_run in zip(results.runs["closed"], results.runs["full"]):
-        truth, closed, _ = answers_of(closed_run)
-        _, unmasked, full = answers_of(full_run)
+        truth, closed, _ = answers_of(dataset, closed_run)
+        _, unmasked, full = answers_of(dataset, full_run)
         shares.append({
             "only the full model is right": (full == truth) & (closed != truth),
             "both are wrong": (full != truth) & (closed != truth),
-            "implausible answers of the closed model": np.isin(closed, others),
-            "implausible answers of the full model, no mask": np.isin(unmasked, others)})
+            "implausible answers of the closed model": implausible[closed],
+            "implausible answers of the full model, no mask": implausible[unmasked]})
     cells = {kind: cell([share[kind].mean() for share in shares]) for kind in shares[0]}
     return cells, markdown(["share of the test images", "%"],
                            [[kind, show(value)] for kind, value in cells.items()])

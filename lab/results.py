@@ -57,13 +57,13 @@ DEFAULT_CANDIDATES = "open_masked"  # of prediction
 def new_folder(record):
     """Make and return the first of runs/DATASET-MODEL-WORLD, -2, -3, ... that does not exist."""
     name = f"{record['dataset']}-{record['model']}-{record['world']}"
-    folder = RUNS / name
-    for number in itertools.count(2):
+    for number in itertools.count(1):
+        folder = RUNS / (name if number == 1 else f"{name}-{number}")
         try:  # mkdir decides between two that start at once
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            folder = RUNS / f"{name}-{number}"
+            pass
 
 
 def check_output_folder(out, seeds, resume):
@@ -201,8 +201,7 @@ def aggregate_seeds(results, function):
     if isinstance(first, dict):
         combined = {}
         for key in first:
-            is_left = key.endswith(("settings", "versions", "threshold_curve", "_low", "_high"))
-            if not is_left and all(key in result for result in results):
+            if not key.endswith(("settings", "versions", "threshold_curve", "_low", "_high")):
                 combined[key] = aggregate_seeds([result[key] for result in results], function)
         return combined
     if isinstance(first, str):

@@ -147,7 +147,7 @@ def best_threshold(model, features, target, seen, rho, *, mask="paper"):
     curve = threshold_sweep(blocks, seen.ravel(), rho.ravel(), thresholds)
     auc = np.nan_to_num(curve["auc"])
     if mask == "justified":
-        unseen = compcos.shown_by(torch.as_tensor(target), seen.shape) & ~seen
+        unseen = compcos.shown_by(target, seen.shape) & ~seen
         count = unseen.sum()
         auc = auc[thresholds <= conformal_threshold(rho[unseen])]
         if not len(auc):
@@ -362,7 +362,7 @@ def run_seeds(system, make, inputs, settings, options, feasibility=None, more={}
         ValueError: the folder contains a run that this one would replace.
     """
     dataset = inputs.dataset
-    shown = compcos.shown_by(torch.as_tensor(dataset.targets["val"]), dataset.seen.shape)
+    shown = compcos.shown_by(dataset.targets["val"], dataset.seen.shape)
     resolved = compcos.resolve_candidates(settings, dataset.seen, shown)
     if resolved != settings:
         print("note: compositions that compete in training, by train_candidates auto: "
@@ -564,6 +564,8 @@ def train_final(run, device="auto", eager=False):
         ValueError: the run is not finished, or its data have changed.
     """
     run = Path(run)
+    if not (run / "metrics.json").exists():
+        raise ValueError(f"{run} must be the folder of a finished run, with metrics.json")
     model = answers.load_run(run)
     contents = model.checkpoint
     record = contents["run"]
@@ -576,7 +578,7 @@ def train_final(run, device="auto", eager=False):
     dataset = inputs.dataset
     features = np.concatenate([inputs.features[phase] for phase in data.PHASES])
     targets = np.concatenate([dataset.targets[phase] for phase in data.PHASES])
-    seen = dataset.seen | compcos.shown_by(torch.as_tensor(targets), dataset.seen.shape)
+    seen = dataset.seen | compcos.shown_by(targets, dataset.seen.shape)
     with shell.Progress("training", settings.epochs, "epochs") as progress:
         model = compcos.fit(features, targets, inputs.state_vectors, inputs.object_vectors,
                             seen=seen, settings=settings, seed=record["seed"], device=device,

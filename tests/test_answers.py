@@ -154,6 +154,19 @@ def test_one_in_twenty_known_photos_is_marked():
     assert not marked(photos(18, seed=1), -photos(1)) and marked(photos(19, seed=1), -photos(1))
 
 
+def test_the_least_typicality_of_19_photos_is_printed_as_a_mark(finished, tmp_path, capsys):
+    """1 / 20 is 5 %, also in the table."""
+    contents = torch.load(finished / "best.pt", weights_only=True)
+    contents["extra"]["profile"]["distances"] = torch.zeros(19)
+    torch.save(contents, tmp_path / "best.pt")
+    np.savez(tmp_path / "far.npz", files=["far.png"], features=np.ones((1, 16)))
+    given = ["--checkpoint", tmp_path / "best.pt", "--features", tmp_path / "far.npz"]
+    command(*given)
+    assert "far.png  unlike the training photos (typicality 5.0%)" in capsys.readouterr().out
+    command(*given, "--csv", tmp_path / "answers.csv")
+    assert read_rows(tmp_path / "answers.csv")[0]["typicality"] == "0.05"
+
+
 @pytest.mark.parametrize("change, count, noted", [
     (lambda known: known, 300, False), (lambda known: known / 3, 20, True),
     (lambda known: known / 3, 19, False), (lambda known: -known.sum(0) + known / 10, 20, True)])

@@ -297,7 +297,7 @@ def test_script_writes_csv(files, capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--top", "0"], "--top must be"),
+    (["--top", "0"], "top must be one of the whole numbers"),
     (["--explain", "wet", "zebra"], "pairs.txt lacks zebra"),
     (["--occur", "pairs.txt"], "--occur must list some of the unseen"),
     (["--vectors", "pairs.npz"], "pairs.npz cannot be read: expected an .npz file"),

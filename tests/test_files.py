@@ -96,9 +96,12 @@ def test_no_code_in_a_file_is_run(tmp_path):
     torch.save({"files": Path("x"), "features": Counter}, tmp_path / "f.t7")
     with pytest.raises(ValueError, match="f.t7 .*Python objects"):
         files.load_tensors(tmp_path / "f.t7")
-    (tmp_path / "f.pt").write_bytes(pickle.dumps(Path("x"), protocol=2))  # as of an old torch.save
+    torch.save(Path("x"), tmp_path / "f.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(ValueError, match="f.pt cannot be used .*; expected plain data that torch"):
         files.load_tensors(tmp_path / "f.pt")
+    (tmp_path / "f.pkl").write_bytes(pickle.dumps([1.0]))
+    with pytest.raises(ValueError, match="f.pkl is a pickle; expected plain data that torch"):
+        files.load_tensors(tmp_path / "f.pkl")
 
 
 @pytest.mark.parametrize("content, kind", [

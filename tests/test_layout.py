@@ -67,10 +67,12 @@ def test_only_commands_import_inside_functions():
         assert not hidden or name in METHOD, f"{name} imports {hidden} inside a function"
 
 
-def print_word_vectors(before, folder):
+WORD_VECTORS = "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)"
+
+
+def print_word_vectors(before, folder, after=WORD_VECTORS):
     """Print the shape of word vectors in a process of its own, after a line of Python."""
-    program = (f"{before}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-               "from lab.words import word_vectors\nprint(word_vectors(['wet'], 'random').shape)")
+    program = f"{before}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n{after}"
     return subprocess.run([sys.executable, "-c", program], cwd=folder, text=True,
                           capture_output=True)
 
@@ -81,6 +83,12 @@ def test_a_file_in_the_way_is_named(name, tmp_path):
     last = print_word_vectors(f"import {name}", tmp_path).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: {ROOT / name}.py is needed")
     assert str(tmp_path / f"{name}.py") in last and "put" in last
+
+
+def test_a_foreign_evaluate_is_named_by_compcos(tmp_path):
+    (tmp_path / "evaluate.py").touch()
+    error = print_word_vectors("import evaluate", tmp_path, "import compcos").stderr
+    assert str(tmp_path / "evaluate.py") in error and "put the folder of compcos.py" in error
 
 
 def test_word_vectors_from_any_folder(tmp_path):
