@@ -106,10 +106,10 @@ class Progress:
             print_status("")
 
 
-def print_status(text, end="\n"):
+def print_status(text, end="\n", file=None):
     """Print a line on stderr. Where that is closed, or its reader is gone, the work goes on."""
     try:
-        print(text, file=sys.stderr, end=end, flush=True)
+        print(text, file=file or sys.stderr, end=end, flush=True)
     except (OSError, ValueError):
         pass
 
@@ -167,7 +167,8 @@ def gather(value):
     waiting.start()
     waiting.join(WAIT_SECONDS)
     if waiting.is_alive():
-        print_status(f"process {rank()} waits for the other {processes() - 1} to get here")
+        print_status(f"process {rank()} waits for the other {processes() - 1} to get here",
+                     file=sys.__stderr__)  # where also those print that are silent otherwise
         waiting.join()
     if errors:
         raise ConnectionError("the processes have lost one another, as when one has ended "
