@@ -89,7 +89,6 @@ class BaselineModel(nn.Module):
         self.history = []
         self.checkpoint = None
         self.seen = None
-        self.seen_compositions = None
         self.word_vectors = as_word_vectors(state_vectors, object_vectors)  # never trained
         states, objects = self.word_vectors
         self.states = nn.Parameter(states.clone())
@@ -164,7 +163,7 @@ class BaselineModel(nn.Module):
         Raises:
             ValueError: `prepare` was not called.
         """
-        if self.seen_compositions is None:
+        if self.seen is None:
             raise ValueError("the model must be prepared before it is trained: call "
                              "model.prepare(seen) first")
         truth = torch.searchsorted(self.seen_compositions, target)[:, None]  # (B, 1), of P places

@@ -152,8 +152,9 @@ def describe_file(path):
             return words
     if not start:
         return "empty"
-    is_text = start.isascii() and b"\0" not in start
-    return "text" if is_text else "data of an unknown kind"
+    if start.isascii() and b"\0" not in start:
+        return "text"
+    return "data of an unknown kind"
 
 
 def write_json(path, value):

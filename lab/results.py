@@ -57,13 +57,13 @@ DEFAULT_CANDIDATES = "open_masked"  # of prediction
 def new_folder(record):
     """Make and return the first of runs/DATASET-MODEL-WORLD, -2, -3, ... that does not exist."""
     name = f"{record['dataset']}-{record['model']}-{record['world']}"
-    for number in itertools.count(1):
-        folder = RUNS / (name if number == 1 else f"{name}-{number}")
+    folder = RUNS / name
+    for number in itertools.count(2):
         try:  # mkdir decides between two that start at once
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            pass
+            folder = RUNS / f"{name}-{number}"
 
 
 def check_output_folder(out, seeds, resume):
@@ -200,7 +200,7 @@ def aggregate_seeds(results, function):
     first = results[0]
     if isinstance(first, dict):
         combined = {}
-        for key in first:
+        for key in min(results, key=len):  # an older version may have recorded more
             if not key.endswith(("settings", "versions", "threshold_curve", "_low", "_high")):
                 combined[key] = aggregate_seeds([result[key] for result in results], function)
         return combined
