@@ -131,7 +131,7 @@ def pattern(state, mask, unit, random):
     if state in ("hollow", "empty", "full"):  # keep the part near the edge only
         level = random.uniform(.35, .5)
         blurred = mask.filter(ImageFilter.BoxBlur(2 + unit / 14))
-        inside = blurred.point([0] * 250 + [255] * 6)
+        inside = blurred.point(lambda value: 255 if value >= 250 else 0)
         body = ImageChops.subtract(mask, inside)
     elif state in ("frosted", "burnt"):
         level = random.uniform(.4, .6)
@@ -219,7 +219,7 @@ def compositions(random):
         feasible += itertools.product(STATES[family] + STATES["any"], objects)
     feasible.sort()
     fifth = len(feasible) // 5
-    to_assign = ["val"] * fifth + ["test"] * fifth
+    to_assign = [phase for phase in ("val", "test") for _ in range(fifth)]
     split = dict.fromkeys(feasible, "train")
     in_training = Counter(itertools.chain(*feasible))  # compositions of each
     for index in random.permutation(len(feasible)):

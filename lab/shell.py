@@ -153,7 +153,7 @@ def gather(value):
     """
     if processes() == 1:
         return [value]
-    values = [None] * processes()
+    values = [None for _ in range(processes())]
     errors = []
 
     def exchange():
